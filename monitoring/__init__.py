@@ -1,0 +1,1 @@
+"""Lag, control policy, dashboard, doctor. Filled by the control issue; nothing here yet."""
