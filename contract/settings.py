@@ -14,7 +14,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -170,6 +170,9 @@ class Worker(_Section, frozen=True):
     dead_after_s: Annotated[
         float, _doc("A worker without a heartbeat for this is dead; > session timeout.", gt=0, le=3_600)
     ] = 15.0
+    crash_at: Annotated[
+        str, _doc("For tests: kill -9 itself at this point of a request's life; see consumers/crash.py.")
+    ] = ""
     http_port: Annotated[int, _doc("Port of /livez, /readyz, /metrics; 0: any free port, logged.", ge=0, le=65_535)] = 0
 
 
@@ -377,26 +380,60 @@ _UNKNOWN = re.compile(r"unknown field `(?P<name>[^`]*)`")
 def _explain(error: msgspec.ValidationError, tree: Mapping[str, Any]) -> SettingsError:
     text = str(error)
     found = _PATH.search(text)
-    path = found["path"] if found else ""
+    path = _with_entry_names(found["path"], text, tree) if found else ""
     message = text[: found.start()] if found else text
     if unknown := _UNKNOWN.search(text):
-        name = unknown["name"]
-        field = f"{path}.{name}".lstrip(".")
-        known = [leaf for leaf, _, _ in fields()]
-        close = difflib.get_close_matches(field, known, n=1)
-        return SettingsError(
-            field,
-            _lookup(tree, field),
-            f"is not a setting; did you mean {close[0]}?" if close else "is not a setting; see headrace config show",
-        )
-    return SettingsError(path, _lookup(tree, path), message.replace("`", ""))
+        field = f"{path}.{unknown['name']}".lstrip(".")
+        # Compared within its own table first: a class of the user's own has the fields of any class.
+        known = {leaf.rpartition(".")[2]: leaf for leaf, _, _ in fields() if _same_table(leaf, path)}
+        close = difflib.get_close_matches(unknown["name"], known, n=1)
+        if close:
+            fix = f"is not a setting; did you mean {path}.{close[0]}?"
+        else:
+            close = difflib.get_close_matches(
+                field, [*Settings.__struct_fields__, *(leaf for leaf, _, _ in fields())], n=1
+            )
+            fix = (
+                f"is not a setting; did you mean {close[0]}?" if close else "is not a setting; see headrace config show"
+            )
+        return SettingsError(field, _lookup(tree, field), fix)
+    choices = next(((meta.extra or {}).get("choices") for leaf, _, meta in fields() if leaf == path), None)
+    fix = f"must be one of {', '.join(choices)}" if choices else message.replace("`", "").replace("Expected", "must be")
+    return SettingsError(path, _lookup(tree, path), fix)
+
+
+def _with_entry_names(path: str, text: str, tree: Mapping[str, Any]) -> str:
+    """``path`` with msgspec's ``[...]`` (some entry of a table of entries) replaced by the entry's name."""
+    table, found, rest = path.partition("[...]")
+    if not found:
+        return path
+    for name, entry in _lookup(tree, table).items():
+        try:
+            msgspec.convert(_replace(tree, table.split("."), {name: entry}), Settings, strict=False)
+        except msgspec.ValidationError as error:
+            if str(error) == text:
+                return f"{table}.{name}{rest}"
+    return path
+
+
+def _replace(tree: Mapping[str, Any], path: list[str], value: Any) -> dict[str, Any]:
+    name, *rest = path
+    return {**tree, name: _replace(tree[name], rest, value) if rest else value}
+
+
+def _same_table(leaf: str, path: str) -> bool:
+    table, _, _ = leaf.rpartition(".")
+    if path.split(".")[0] in ("classes", "pools"):
+        return table.split(".")[0::2] == path.split(".")[0::2] and table.count(".") == path.count(".")
+    return table == path
 
 
 def _lookup(tree: Any, path: str) -> Any:
-    for part in path.split("."):
-        if part == "[...]" or not isinstance(tree, Mapping):
-            return tree
-        tree = tree.get(part)
+    for part in path.replace("[", ".[").split("."):
+        if isinstance(tree, list) and part.startswith("["):
+            tree = tree[int(part.strip("[]"))]
+        elif isinstance(tree, Mapping):
+            tree = tree.get(part)
     return tree
 
 
@@ -409,7 +446,10 @@ def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def fields(settings: Settings | None = None) -> Iterator[tuple[str, Any, msgspec.Meta]]:
-    """Every field as (dotted name, value, meta with description and bounds), in the order of the file."""
+    """Every field as (dotted name, value, meta with description and bounds), in the order of the file.
+
+    The choices of a field that takes one of a few words stand in ``meta.extra["choices"]``.
+    """
     yield from _fields(settings or Settings(), "")
 
 
@@ -423,5 +463,8 @@ def _fields(section: msgspec.Struct, prefix: str) -> Iterator[tuple[str, Any, ms
             for key, item in value.items():
                 yield from _fields(item, f"{prefix}{name}.{key}.")
         else:
-            metas = [arg for arg in get_args(hints[name]) if isinstance(arg, msgspec.Meta)]
-            yield f"{prefix}{name}", value, metas[0] if metas else msgspec.Meta()
+            plain, *metas = get_args(hints[name])
+            meta = metas[0]
+            if get_origin(plain) is Literal:
+                meta = msgspec.Meta(description=meta.description, extra={"choices": get_args(plain)})
+            yield f"{prefix}{name}", value, meta

@@ -1,0 +1,104 @@
+"""Who may enter the engine next. Pure: counts and decisions, no clock, no thread.
+
+A credit is a request slot and room in the KV cache. The engine's own limit equals the credits, so its
+queue stays empty and order is decided here. Rules, in this order:
+
+1. Slots and KV tokens never exceed the engine's.
+2. Slots *reserved* for a class are never lent to lower ones; all others are, and come back one by one as
+   lent work ends.
+3. A class below its *floor* goes first, however busy higher classes are, so that offline stays alive.
+4. Else the class of lowest rank that has work goes first.
+5. The longest bucket holds at most its share of the slots; within a class the oldest request goes first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+
+from contract.settings import PriorityClass
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Need:
+    """What one request would hold."""
+
+    class_name: str
+    long: bool
+    kv_tokens: int
+
+
+class Credits:
+    """The engine's slots and KV room, and who holds them."""
+
+    def __init__(self, classes: Mapping[str, PriorityClass], *, slots: int, kv_tokens: int, long_share: float) -> None:
+        self._order = sorted(classes, key=lambda name: classes[name].rank)
+        self._classes = {name: classes[name] for name in self._order}
+        self._slots = slots
+        self._kv_tokens = kv_tokens
+        self._long_slots = max(1, int(slots * long_share))
+        self._held = dict.fromkeys(self._order, 0)
+        self._long_held = 0
+        self._kv_held = 0
+        self._used = 0
+        reserved_above = 0
+        self._limits: dict[str, int] = {}
+        """Most slots a class and all lower ones may hold together: total less what is reserved above."""
+        for name in self._order:
+            self._limits[name] = slots - reserved_above
+            reserved_above += classes[name].reserved_slots
+
+    @property
+    def slots(self) -> int:
+        return self._slots
+
+    @property
+    def used(self) -> int:
+        """Slots held."""
+        return self._used
+
+    @property
+    def kv_used_tokens(self) -> int:
+        return self._kv_held
+
+    def held(self, class_name: str) -> int:
+        return self._held[class_name]
+
+    def turn(self, waiting: Iterable[str]) -> list[str]:
+        """The classes with waiting work, in the order in which they may try to enter."""
+        present = set(waiting)
+        ordered = [name for name in self._order if name in present]
+        starved = [name for name in ordered if self._held[name] < self._classes[name].floor_slots]
+        return starved + [name for name in ordered if name not in starved]
+
+    def has_slot(self, class_name: str) -> bool:
+        """Whether a (short, small) request of this class could enter now."""
+        below, reached = 0, False
+        for name in reversed(self._order):
+            below += self._held[name]
+            reached = reached or name == class_name
+            if reached and below >= self._limits[name]:
+                return False
+        return True
+
+    def admits(self, need: Need) -> bool:
+        """Whether this request may enter now. One larger than the whole KV room may enter alone."""
+        if not self.has_slot(need.class_name):
+            return False
+        if need.long and self._long_held >= self._long_slots:
+            return False
+        return self._kv_held + need.kv_tokens <= self._kv_tokens or self._used == 0
+
+    def take(self, need: Need) -> None:
+        """Hands the credit out. The caller asked ``admits`` first."""
+        self._held[need.class_name] += 1
+        self._long_held += need.long
+        self._kv_held += need.kv_tokens
+        self._used += 1
+
+    def give_back(self, need: Need) -> None:
+        """Takes the credit back when the request left the engine."""
+        self._held[need.class_name] -= 1
+        self._long_held -= need.long
+        self._kv_held -= need.kv_tokens
+        self._used -= 1

@@ -1,0 +1,485 @@
+"""Keeps the engine full and turns what comes out of it into outcomes.
+
+Lives on the event loop's thread; ``deliver``, ``released`` and ``hungry`` may be called from others. A
+continuous engine is refilled request by request: each completion gives back a credit and the next
+request enters at once. Nobody waits for a batch to finish.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import dataclasses
+import itertools
+import time
+from collections.abc import Callable, Iterable, Sequence
+from decimal import Decimal
+
+from consumers.admission import invalid_outcomes
+from consumers.crash import CrashPoint, Point
+from consumers.in_hand import InHand
+from consumers.item import Desk, Item, Lease, Outcome
+from contract import logs
+from contract.errors import EngineDied, InvalidRequest, TransientError
+from contract.messages import dump_output
+from contract.metrics import Metrics
+from contract.money import Tariff, Usage
+from contract.settings import Settings
+from contract.statuses import Status, Waste
+from gpu_workers.credits import Credits, Need
+from gpu_workers.engine import Completion, Engine, EngineInfo, Job, Prepared
+from gpu_workers.metering import Meter, weight
+from gpu_workers.timeouts import Timeouts
+from storage.rows import AttemptRow
+
+_PREPARE_CHUNK = 32
+"""Requests tokenised at a time: the first of a large window reach the engine while the rest are prepared."""
+_SOLO_AFTER_DEATHS = 2
+"""A request that was in the engine at two deaths runs alone, so that its neighbours are not blamed."""
+
+
+@dataclasses.dataclass(slots=True)
+class _Waiting:
+    item: Item
+    need: Need
+
+
+@dataclasses.dataclass(slots=True)
+class _Flight:
+    item: Item
+    need: Need
+    entered_ns: int
+    started_ms: int
+    stuck_at_ns: int
+    cancelled_for: str = ""
+
+
+class _Lanes:
+    """Waiting requests of one class: the longest bucket apart, so that it cannot block the others."""
+
+    __slots__ = ("long", "short")
+
+    def __init__(self) -> None:
+        self.short: collections.deque[_Waiting] = collections.deque()
+        self.long: collections.deque[_Waiting] = collections.deque()
+
+    def __len__(self) -> int:
+        return len(self.short) + len(self.long)
+
+    def by_age(self) -> list[collections.deque[_Waiting]]:
+        """The lanes that hold something, the one with the older head first."""
+        if not self.long:
+            return [self.short] if self.short else []
+        if not self.short:
+            return [self.long]
+        older = self.short[0].item.appended_ms <= self.long[0].item.appended_ms
+        return [self.short, self.long] if older else [self.long, self.short]
+
+
+class Dispatcher:
+    """Implements ``Listener``. One per worker.
+
+    Args:
+        settle: takes outcomes; any thread, must not block.
+        tariff: prices an answer.
+        wall_ms: wall clock, ms since the epoch; deadlines are judged by it.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        engine: Engine,
+        *,
+        desk: Desk,
+        in_hand: InHand,
+        meter: Meter,
+        settle: Callable[[list[Outcome]], None],
+        tariff: Tariff,
+        metrics: Metrics,
+        wall_ms: Callable[[], int] = lambda: int(time.time() * 1000),
+    ) -> None:
+        self._settings = settings
+        self._engine = engine
+        self._desk = desk
+        self._in_hand = in_hand
+        self._meter = meter
+        self._settle = settle
+        self._metrics = metrics
+        self._wall_ms = wall_ms
+        self._crash = CrashPoint(settings.worker.crash_at)
+        self._timeouts = Timeouts(settings.engine)
+        self._ranks = {name: cls.rank for name, cls in settings.worker_classes.items()}
+        self._long_bucket = list(settings.buckets.edges)[-1] if len(settings.buckets.edges) > 1 else ""
+        self._lanes = {name: _Lanes() for name in settings.worker_classes}
+        self._credits: Credits | None = None
+        self._flights: dict[int, _Flight] = {}
+        self._job_ids = itertools.count(1)
+        self._attempt_seq = itertools.count(1)
+        self._inbox: collections.deque[_Waiting] = collections.deque()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._wake_asked = False
+        self._purge_asked = False
+        self._up = False
+        self._draining = False
+        self._solo = False
+        self._orphans: list[AttemptRow] = []
+        self._model = ""
+        self.tariff = tariff
+        self.died_event = asyncio.Event()
+        self.death: EngineDied | None = None
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self._log = logs.get("gpu_workers")
+
+    # -- any thread -------------------------------------------------------------------------------
+
+    def deliver(self, items: list[Item]) -> None:
+        """Prepares requests on the caller's thread and lets them wait for the engine."""
+        for start in range(0, len(items), _PREPARE_CHUNK):
+            chunk = items[start : start + _PREPARE_CHUNK]
+            refused: list[tuple[Item, InvalidRequest]] = []
+            for item, prepared in zip(chunk, self._engine.prepare([item.request for item in chunk]), strict=True):
+                if isinstance(prepared, InvalidRequest):
+                    refused.append((item, prepared))
+                    continue
+                item.prepared = prepared
+                route = item.lease.route
+                need = Need(route.class_name, route.bucket == self._long_bucket, prepared.kv_tokens)
+                self._inbox.append(_Waiting(item, need))
+            if refused:
+                self._settle(invalid_outcomes(self._desk, refused))
+            self._ask_wake()
+
+    def released(self, leases: Sequence[Lease]) -> None:
+        """These leases no longer feed: what waits of them is dropped soon."""
+        self._purge_asked = bool(leases) or self._purge_asked
+        self._ask_wake()
+
+    def hungry(self, class_name: str) -> bool:
+        """Whether the engine would idle without more of this class right now."""
+        credits = self._credits
+        return (
+            self._up
+            and not self._inbox
+            and not self._lanes[class_name]
+            and (credits is not None and credits.has_slot(class_name))
+        )
+
+    def _ask_wake(self) -> None:
+        if not self._wake_asked and self._loop is not None:
+            self._wake_asked = True
+            self._loop.call_soon_threadsafe(self._wake)
+
+    # -- life of the engine -----------------------------------------------------------------------
+
+    def opened(self, info: EngineInfo) -> None:
+        """The engine is up and warm: work may enter."""
+        engine = self._settings.engine
+        self._loop = asyncio.get_running_loop()
+        self._model = info.model
+        if self._credits is None:
+            self._credits = Credits(
+                self._settings.worker_classes,
+                slots=info.max_requests,
+                kv_tokens=engine.kv_tokens or info.kv_tokens,
+                long_share=self._settings.buckets.long_share,
+            )
+        self.death = None
+        self.died_event.clear()
+        self._up = True
+        self._wake()
+
+    def died(self, error: EngineDied) -> None:
+        """Every request in the engine goes back to the front of its lane, in order; its time is waste."""
+        if not self._up:
+            return
+        self._up = False
+        self._solo = False
+        self.death = error
+        flights = list(self._flights.items())
+        now_ns = time.monotonic_ns()
+        gone: list[Outcome] = []
+        back: list[_Waiting] = []
+        for job_id, flight in flights:
+            item = flight.item
+            self._leave(job_id, flight, now_ns, Waste.ENGINE_DEATH, Usage())
+            item.deaths += 1
+            if item.deaths >= self._settings.worker.max_engine_deaths:
+                text = f"the engine died {item.deaths} times with this request in it: {error}"
+                gone.append(
+                    self._desk.outcome(
+                        item, Status.FAILED, self._wall_ms(), code="engine_death", message=text, dead=True
+                    )
+                )
+            else:
+                back.append(_Waiting(item, flight.need))
+        self._put_back(back)
+        if gone:
+            self._settle(gone)
+        self._log.error("engine.died", error=str(error), in_flight=len(flights), given_up=len(gone))
+        self.died_event.set()
+
+    # -- filling ----------------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        self._wake_asked = False
+        while self._inbox:
+            self._lane(waiting := self._inbox.popleft()).append(waiting)
+        if self._purge_asked:
+            self._purge_asked = False
+            self._drop_waiting(lambda waiting: not waiting.item.lease.feeding)
+        self._pump()
+
+    def _lane(self, waiting: _Waiting) -> collections.deque[_Waiting]:
+        lanes = self._lanes[waiting.need.class_name]
+        return lanes.long if waiting.need.long else lanes.short
+
+    def _put_back(self, waiting: Iterable[_Waiting]) -> None:
+        for one in reversed(list(waiting)):
+            self._lane(one).appendleft(one)
+
+    def _pump(self) -> None:
+        if self._draining:
+            self._drop_waiting()
+            return
+        if not self._up:
+            return
+        now_ns, now_ms = time.monotonic_ns(), self._wall_ms()
+        jobs: list[Job] = []
+        expired: list[Outcome] = []
+        dropped: list[Item] = []
+        while (waiting := self._next()) is not None:
+            item = waiting.item
+            if not item.lease.feeding:
+                dropped.append(item)
+            elif self._too_late(item, now_ms):
+                text = "it cannot finish before its deadline"
+                expired.append(self._desk.outcome(item, Status.EXPIRED, now_ms, code="deadline_exceeded", message=text))
+            else:
+                jobs.append(self._enter(waiting, now_ns, now_ms))
+        if dropped:
+            self._keep_waste(dropped)
+            self._in_hand.drop(dropped)
+        if expired:
+            self._settle(expired)
+        if jobs:
+            self._empty.clear()
+            self._crash.reach(Point.BEFORE_ENGINE)
+            self._engine.submit(jobs)
+
+    def _next(self) -> _Waiting | None:
+        """The next request that may enter, taken out of its lane; None: nobody may."""
+        credits = self._credits
+        if credits is None or self._solo:
+            return None
+        for class_name in credits.turn([name for name, lanes in self._lanes.items() if len(lanes)]):
+            for lane in self._lanes[class_name].by_age():
+                head = lane[0]
+                if head.item.deaths >= _SOLO_AFTER_DEATHS and credits.used:
+                    return None  # wait until the engine is empty, then let it run alone
+                if not head.item.lease.feeding or credits.admits(head.need):
+                    lane.popleft()
+                    return head
+        return None
+
+    def _too_late(self, item: Item, now_ms: int) -> bool:
+        if item.deadline_ms is None:
+            return False
+        prepared: Prepared = item.prepared
+        least_ms = self._timeouts.least_s(prompt_tokens=prepared.prompt_tokens) * 1000
+        return now_ms + least_ms > item.deadline_ms
+
+    def _enter(self, waiting: _Waiting, now_ns: int, now_ms: int) -> Job:
+        item, need = waiting.item, waiting.need
+        prepared: Prepared = item.prepared
+        job_id = next(self._job_ids)
+        assert self._credits is not None
+        self._credits.take(need)
+        self._solo = item.deaths >= _SOLO_AFTER_DEATHS
+        choices = prepared.request.n
+        limit_s = self._timeouts.inference_s(
+            prompt_tokens=prepared.prompt_tokens, output_tokens=prepared.max_output_tokens * choices
+        )
+        self._flights[job_id] = _Flight(item, need, now_ns, now_ms, now_ns + int(limit_s * 1e9))
+        self._meter.enter(job_id, weight(prepared.prompt_tokens, prepared.max_output_tokens, choices), now_ns)
+        return Job(job_id, prepared, self._ranks[need.class_name])
+
+    # -- emptying ---------------------------------------------------------------------------------
+
+    def finished(self, completions: Sequence[Completion]) -> None:
+        """Turns completions into outcomes or second tries, and refills."""
+        now_ns = time.monotonic_ns()
+        self._crash.reach(Point.AFTER_ENGINE)
+        outcomes: list[Outcome] = []
+        again: list[_Waiting] = []
+        dropped: list[Item] = []
+        for completion in completions:
+            flight = self._flights.get(completion.job_id)
+            if flight is None:
+                continue
+            if flight.cancelled_for == "drain":
+                self._leave(completion.job_id, flight, now_ns, Waste.ABORTED, completion.usage)
+                dropped.append(flight.item)
+                continue
+            outcome = self._judge(completion, flight, now_ns)
+            if outcome is None:
+                again.append(_Waiting(flight.item, flight.need))
+            else:
+                outcomes.append(outcome)
+        if dropped:
+            self._keep_waste(dropped)
+            self._in_hand.drop(dropped)
+        self._put_back(again)
+        if outcomes:
+            self._settle(outcomes)
+        self._solo = self._solo and bool(self._flights)
+        self._pump()
+        if not self._flights:
+            self._empty.set()
+
+    def _judge(self, completion: Completion, flight: _Flight, now_ns: int) -> Outcome | None:
+        """The outcome of an ended attempt; None: it is tried once more."""
+        item, error = flight.item, completion.error
+        now_ms = self._wall_ms()
+        if error is None and not completion.cancelled:
+            return self._answer(completion, flight, now_ns, now_ms)
+        if isinstance(error, InvalidRequest):
+            self._leave(completion.job_id, flight, now_ns, Waste.RETRY, completion.usage)
+            return self._desk.invalid(item, error, now_ms)
+        if flight.cancelled_for == "deadline":
+            self._leave(completion.job_id, flight, now_ns, Waste.ABORTED, completion.usage)
+            text = "its deadline passed while it ran"
+            return self._desk.outcome(item, Status.EXPIRED, now_ms, code="deadline_exceeded", message=text)
+        self._leave(completion.job_id, flight, now_ns, Waste.RETRY, completion.usage)
+        item.tries += 1
+        if item.tries < self._settings.worker.max_attempts:
+            return None
+        if flight.cancelled_for == "stuck":
+            code, text = "inference_timeout", "it took longer than the inference timeout"
+        else:
+            code = error.code if isinstance(error, TransientError) else "engine_error"
+            text = str(error)
+        return self._desk.outcome(item, Status.FAILED, now_ms, code=code, message=text, dead=True)
+
+    def _answer(self, completion: Completion, flight: _Flight, now_ns: int, now_ms: int) -> Outcome:
+        item, usage = flight.item, completion.usage
+        attempt = self._leave(completion.job_id, flight, now_ns, None, usage)
+        charge = self.tariff.charge_usd(usage)
+        attempt.charge_usd, attempt.tariff_id = charge, self.tariff.tariff_id
+        outcome = self._desk.outcome(item, Status.OK, now_ms, model=self._model)
+        row = outcome.row
+        row.output, row.altered = dump_output({"choices": completion.choices})
+        row.prompt_tokens, row.cached_tokens = usage.prompt_tokens, usage.cached_tokens
+        row.output_tokens, row.usage_contradictory = usage.output_tokens, usage.contradictory
+        row.charge_usd = charge
+        row.queue_ms = max(0.0, flight.started_ms - item.appended_ms)
+        row.inference_ms = (now_ns - flight.entered_ns) / 1e6
+        self._timeouts.note(
+            prompt_tokens=usage.computed_tokens, output_tokens=usage.output_tokens, seconds=row.inference_ms / 1e3
+        )
+        return outcome
+
+    def _leave(self, job_id: int, flight: _Flight, now_ns: int, waste: Waste | None, usage: Usage) -> AttemptRow:
+        """Gives the credit back and books the attempt's share of GPU time."""
+        del self._flights[job_id]
+        assert self._credits is not None
+        self._credits.give_back(flight.need)
+        share_ns = self._meter.leave(job_id, now_ns)
+        attempt = AttemptRow(
+            worker_epoch=self._desk.worker_epoch,
+            seq=next(self._attempt_seq),
+            number=len(flight.item.attempts) + 1,
+            waste=waste,
+            allocated_ns=share_ns,
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_tokens,
+            output_tokens=usage.output_tokens,
+            started_ms=flight.started_ms,
+            ended_ms=flight.started_ms + (now_ns - flight.entered_ns) // 1_000_000,
+        )
+        flight.item.attempts.append(attempt)
+        return attempt
+
+    # -- time -------------------------------------------------------------------------------------
+
+    def sweep(self) -> None:
+        """Cancels what ran past its deadline or its inference timeout. Called a few times a second."""
+        now_ns, now_ms = time.monotonic_ns(), self._wall_ms()
+        late = []
+        for job_id, flight in self._flights.items():
+            if flight.cancelled_for:
+                continue
+            deadline_ms = flight.item.deadline_ms
+            if deadline_ms is not None and now_ms > deadline_ms:
+                flight.cancelled_for = "deadline"
+            elif now_ns > flight.stuck_at_ns:
+                flight.cancelled_for = "stuck"
+            else:
+                continue
+            late.append(job_id)
+        if late:
+            self._engine.cancel(late)
+        self._pump()  # what waits may have expired, or lost its lease
+        for name in self._lanes:
+            self._metrics.set("headrace_engine_requests", self._credits.held(name) if self._credits else 0, name)
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    async def drain(self, deadline: float) -> None:
+        """Drops what waits, lets what runs finish until ``deadline`` (monotonic s), then cuts it off."""
+        self._draining = True
+        self._wake()
+        while self._flights and self._up:
+            timeout_s = deadline - time.monotonic()
+            if timeout_s <= 0:
+                break
+            self._empty.clear()
+            try:
+                await asyncio.wait_for(self._empty.wait(), timeout_s)
+            except TimeoutError:
+                break
+        cut = list(self._flights.items())
+        now_ns = time.monotonic_ns()
+        for job_id, flight in cut:
+            self._leave(job_id, flight, now_ns, Waste.ABORTED, Usage())
+        if cut:
+            self._engine.cancel([job_id for job_id, _ in cut])
+            items = [flight.item for _, flight in cut]
+            self._keep_waste(items)
+            self._in_hand.drop(items)
+        self._drop_waiting()
+
+    def _drop_waiting(self, chosen: Callable[[_Waiting], bool] = lambda _: True) -> None:
+        items = []
+        for lanes in self._lanes.values():
+            for lane in (lanes.short, lanes.long):
+                items += [waiting.item for waiting in lane if chosen(waiting)]
+                kept = [waiting for waiting in lane if not chosen(waiting)]
+                lane.clear()
+                lane.extend(kept)
+        if items:
+            self._keep_waste(items)
+            self._in_hand.drop(items)
+
+    def _keep_waste(self, items: Iterable[Item]) -> None:
+        """Attempts of requests that leave without an outcome here still used the GPU: they are booked alone."""
+        for item in items:
+            for attempt in item.attempts:
+                attempt.waste = attempt.waste or Waste.ABORTED
+                attempt.charge_usd, attempt.tariff_id = Decimal(0), None
+                self._orphans.append(attempt)
+            item.attempts = []
+
+    def take_orphans(self) -> list[AttemptRow]:
+        """Attempts without an outcome since the last call, for the ledger."""
+        orphans, self._orphans = self._orphans, []
+        return orphans
+
+    @property
+    def in_engine(self) -> int:
+        return len(self._flights)
+
+    @property
+    def waiting(self) -> int:
+        """Requests prepared and not yet in the engine."""
+        return len(self._inbox) + sum(len(lanes) for lanes in self._lanes.values())

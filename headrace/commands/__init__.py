@@ -1,0 +1,1 @@
+"""One module per command; ``headrace.cli`` loads them when they are called."""

@@ -1,0 +1,89 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contract.settings import PriorityClass
+from gpu_workers.credits import Credits, Need
+
+CLASSES = {
+    "online": PriorityClass(rank=0, reserved_slots=8),
+    "offline": PriorityClass(rank=1, floor_slots=2),
+}
+
+
+def credits(slots: int = 64, kv_tokens: int = 10**9, long_share: float = 1.0) -> Credits:
+    return Credits(CLASSES, slots=slots, kv_tokens=kv_tokens, long_share=long_share)
+
+
+def fill(one: Credits, class_name: str, *, long: bool = False, kv_tokens: int = 1) -> int:
+    need, count = Need(class_name, long, kv_tokens), 0
+    while one.admits(need):
+        one.take(need)
+        count += 1
+    return count
+
+
+def test_offline_never_takes_the_slots_reserved_for_online() -> None:
+    one = credits()
+    assert fill(one, "offline") == 56
+    assert fill(one, "online") == 8
+
+
+def test_online_borrows_all_slots_when_alone() -> None:
+    assert fill(credits(), "online") == 64
+
+
+def test_lent_slots_come_back_one_by_one() -> None:
+    one = credits()
+    fill(one, "offline")
+    fill(one, "online")
+    one.give_back(Need("offline", False, 1))
+    assert one.admits(Need("online", False, 1))
+    one.take(Need("online", False, 1))
+    assert not one.admits(Need("offline", False, 1))
+
+
+def test_class_below_its_floor_goes_first() -> None:
+    one = credits()
+    assert one.turn(["online", "offline"]) == ["offline", "online"]
+    one.take(Need("offline", False, 1))
+    one.take(Need("offline", False, 1))
+    assert one.turn(["offline", "online"]) == ["online", "offline"]
+
+
+def test_long_requests_hold_at_most_their_share() -> None:
+    one = credits(long_share=0.25)
+    assert fill(one, "online", long=True) == 16
+    assert fill(one, "online") == 48
+
+
+def test_kv_room_bounds_before_slots_do() -> None:
+    assert fill(credits(kv_tokens=1000), "online", kv_tokens=300) == 3
+
+
+def test_request_larger_than_the_whole_kv_room_runs_alone_instead_of_never() -> None:
+    one = credits(kv_tokens=1000)
+    assert fill(one, "online", kv_tokens=5000) == 1
+    assert not one.admits(Need("online", False, 1))
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["online", "offline"]), st.booleans(), st.integers(1, 400), st.booleans()),
+        max_size=300,
+    )
+)
+def test_no_sequence_of_moves_breaks_a_bound(moves: list[tuple[str, bool, int, bool]]) -> None:
+    one = credits(slots=16, kv_tokens=2_000, long_share=0.5)
+    inside: list[Need] = []
+    for class_name, long, kv_tokens, leave in moves:
+        if leave and inside:
+            one.give_back(inside.pop(0))
+            continue
+        need = Need(class_name, long, kv_tokens)
+        if one.admits(need):
+            one.take(need)
+            inside.append(need)
+        assert one.used == len(inside) <= 16
+        assert sum(n.class_name == "offline" for n in inside) <= 8
+        assert sum(n.long for n in inside) <= 8
+        assert one.kv_used_tokens == sum(n.kv_tokens for n in inside) <= 2_000
