@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import confluent_kafka as ck
 
 from contract import logs
-from contract.errors import SettingsError
+from contract.errors import SettingsError, TransientError
 from contract.settings import Settings
 
 Properties = dict[str, Any]
@@ -115,6 +115,23 @@ def connect(kind: Callable[[Properties], Client], properties: Properties) -> Cli
         name = next((name for name in sorted(properties, key=len, reverse=True) if name in reason), "properties")
         shown = "(hidden)" if _SECRET.search(name) else properties.get(name)
         raise SettingsError(f"kafka.{name}", shown, reason) from None
+
+
+NOT_REACHED = frozenset(
+    {ck.KafkaError._TIMED_OUT, ck.KafkaError._TRANSPORT, ck.KafkaError._ALL_BROKERS_DOWN, ck.KafkaError._RESOLVE}
+)
+"""Codes that mean "no broker answered"."""
+
+
+def unreachable(settings: Settings, reason: object) -> TransientError:
+    """The one error for a broker that did not answer an admin call or look-up in time."""
+    text = reason.args[0].str() if isinstance(reason, ck.KafkaException) else str(reason) or type(reason).__name__
+    kafka = settings.kafka
+    return TransientError(
+        f"no answer from {kafka.bootstrap_servers} within {kafka.request_timeout_s:g} s "
+        f"(kafka.bootstrap_servers, kafka.request_timeout_s): {text}",
+        code="broker_unreachable",
+    )
 
 
 def passed(settings: Settings, kind: str, promises: Mapping[str, tuple[tuple[str, ...], str]]) -> Properties:
