@@ -9,6 +9,7 @@ value, where that came from, its bound and its meaning.
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import re
 import tomllib
@@ -443,6 +444,29 @@ def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield from _leaves(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
+
+
+def environment(settings: Settings) -> dict[str, str]:
+    """The environment that gives a child process these settings: ``load(None, environment(s)) == s``.
+
+    Fields at their defaults are left out.
+    """
+    defaults = {name: value for name, value, _ in fields()}
+    return {
+        ENV_PREFIX + name.upper().replace(".", "__"): _toml(value)
+        for name, value, _ in fields(settings)
+        if name not in defaults or defaults[name] != value
+    }
+
+
+def _toml(value: Any, *, inside: bool = False) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(key)} = {_toml(item, inside=True)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(_toml(item, inside=True) for item in value) + "]"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return json.dumps(value, ensure_ascii=False) if inside else str(value)
 
 
 def fields(settings: Settings | None = None) -> Iterator[tuple[str, Any, msgspec.Meta]]:

@@ -1,0 +1,31 @@
+"""kill -9 of the worker between each pair of steps: lost 0, doubled 0, charged twice 0."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from consumers.crash import Point
+from headrace.stack.processes import wait_for
+from tests.acceptance.harness import World
+
+REQUESTS = 200
+
+
+@pytest.mark.parametrize("point", list(Point))
+def test_worker_killed_between_steps_loses_and_doubles_nothing(world: World, point: Point) -> None:
+    doomed = world.worker(crash_at=f"{point}:2").ready()
+    requests = world.requests(REQUESTS)
+    for start in range(0, REQUESTS, 20):
+        world.publish(requests[start : start + 20])
+    wait_for(lambda: not doomed.child.running, 30, f"the worker dies at {point}")
+    assert doomed.child.exit_status == -signal.SIGKILL
+    world.worker().ready()
+    world.wait_settled(REQUESTS)
+    world.wait_results(REQUESTS)
+    wait_for(lambda: world.lag() == 0, 30, "all committed")
+    world.assert_sound(REQUESTS)
+    for one in world.workers[1:]:
+        assert one.terminate() == 0
+    assert world.reconcile() == []
