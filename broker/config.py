@@ -113,8 +113,12 @@ def connect(kind: Callable[[Properties], Client], properties: Properties) -> Cli
     except (ck.KafkaException, TypeError, ValueError) as error:
         reason = error.args[0].str() if isinstance(error, ck.KafkaException) else str(error)
         name = next((name for name in sorted(properties, key=len, reverse=True) if name in reason), "properties")
-        shown = "(hidden)" if _SECRET.search(name) else properties.get(name)
-        raise SettingsError(f"kafka.{name}", shown, reason) from None
+        raise SettingsError(f"kafka.{name}", shown(name, properties.get(name)), reason) from None
+
+
+def shown(name: str, value: object) -> object:
+    """``value`` as an error message may show it: never a secret."""
+    return "(hidden)" if _SECRET.search(name) else value
 
 
 NOT_REACHED = frozenset(
@@ -140,7 +144,7 @@ def passed(settings: Settings, kind: str, promises: Mapping[str, tuple[tuple[str
     specific = {"consumer": kafka.consumer, "producer": kafka.producer}.get(kind, {})
     merged: Properties = {}
     for table, properties in (("properties", kafka.properties), (kind, specific)):
-        for name, value in _flat(properties):
+        for name, value in flat(properties).items():
             kept = promises.get(name)
             if kept is not None and str(value).lower() not in kept[0]:
                 raise SettingsError(f"kafka.{table}.{name}", value, f"leave it out: {kept[1]}")
@@ -148,12 +152,12 @@ def passed(settings: Settings, kind: str, promises: Mapping[str, tuple[tuple[str
     return merged
 
 
-def _flat(properties: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+def flat(properties: Mapping[str, Any], prefix: str = "") -> Properties:
     """``{"ssl": {"ca": {"location": x}}}``, which TOML makes of an unquoted name, as ``ssl.ca.location``."""
-    pairs: list[tuple[str, Any]] = []
+    found: Properties = {}
     for name, value in properties.items():
-        pairs += _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else [(prefix + name, value)]
-    return pairs
+        found |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
+    return found
 
 
 def _common(settings: Settings) -> Properties:
