@@ -5,13 +5,16 @@ Control characters in values are escaped by the JSON writer, so a request cannot
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
+from collections.abc import MutableMapping
 from typing import Any, TextIO
 
 import orjson
 import structlog
 
+from contract.messages import clean_json
 from contract.settings import Log
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
@@ -19,11 +22,11 @@ _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARN
 
 def configure(log: Log, stream: TextIO | None = None, **context: Any) -> None:
     """Sets up structlog for this process. ``context`` (worker, pool) stands on every line."""
-    renderer: Any = (
-        structlog.processors.JSONRenderer(serializer=_dumps)
-        if log.format == "json"
-        else structlog.dev.ConsoleRenderer(colors=(stream or sys.stderr).isatty())
-    )
+    renderers: list[Any]
+    if log.format == "json":
+        renderers = [structlog.processors.JSONRenderer(serializer=_dumps)]
+    else:
+        renderers = [_printable, structlog.dev.ConsoleRenderer(colors=(stream or sys.stderr).isatty())]
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -31,7 +34,7 @@ def configure(log: Log, stream: TextIO | None = None, **context: Any) -> None:
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
             lambda _, __, event: {**context, **event},
-            renderer,
+            *renderers,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[log.level]),
         logger_factory=structlog.PrintLoggerFactory(stream or sys.stderr),
@@ -40,7 +43,19 @@ def configure(log: Log, stream: TextIO | None = None, **context: Any) -> None:
 
 
 def _dumps(event: dict[str, Any], **_: Any) -> str:
-    return orjson.dumps(event, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
+    try:
+        return orjson.dumps(event, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
+    except TypeError:
+        # A lone surrogate or an integer beyond 64 bits: no value may make a log line raise.
+        return json.dumps(clean_json(event)[0], default=str)
+
+
+def _printable(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """For people's terminals: what would move the cursor or end the line is shown escaped. A traceback stays."""
+    for name, value in event.items():
+        if isinstance(value, str) and name != "exception" and not value.isprintable():
+            event[name] = repr(value)
+    return event
 
 
 def get(room: str) -> Any:

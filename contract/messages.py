@@ -319,6 +319,6 @@ def schemas() -> dict[str, Any]:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": f"urn:headrace:messages:v{SCHEMA_VERSION}",
         "title": "headrace messages",
-        "oneOf": [{"$ref": "#/$defs/Request"}, {"$ref": "#/$defs/Result"}],
+        "anyOf": [{"$ref": "#/$defs/Request"}, {"$ref": "#/$defs/Result"}],
         "$defs": components,
     }

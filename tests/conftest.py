@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 from confluent_kafka.admin import AdminClient
 
@@ -22,6 +23,12 @@ from contract import settings as contract_settings
 from contract.settings import Settings
 from headrace.stack.kafka import KafkaServer
 from headrace.stack.postgres import PostgresServer
+
+# Machines differ in speed by more than any deadline for one example could allow.
+hypothesis.settings.register_profile(
+    "headrace", deadline=None, print_blob=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("headrace")
 
 _TEMPLATE = "template_headrace"
 _numbers = itertools.count(1)
