@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import re
@@ -87,10 +86,13 @@ def masked(field: str, value: Any) -> Any:
 
 def as_toml(rows: list[dict[str, Any]]) -> str:
     """The rows as a settings file: what each field means stands above it."""
+    tables: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        tables.setdefault(row["field"].rpartition(".")[0], []).append(row)
     lines: list[str] = []
-    for table, group in itertools.groupby(rows, lambda row: row["field"].rpartition(".")[0]):
+    for table, fields in tables.items():
         lines += ["", f"[{table}]"]
-        for row in group:
+        for row in fields:
             facts = [
                 row["meaning"],
                 row["unit"] and f"Unit: {row['unit']}.",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -133,3 +134,7 @@ def _write_weights(file: Path, config: dict[str, Any]) -> None:
     weights = {f"{name}.weight": random.normal(0.0, 0.02, shape).astype("float32") for name, shape in shapes.items()}
     weights |= {f"{name}.weight": numpy.ones(hidden, "float32") for name in norms}
     save_file(weights, file, metadata={"format": "pt"})
+
+
+if __name__ == "__main__":
+    print(make_tiny_model(Path(sys.argv[1])))
