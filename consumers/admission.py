@@ -16,7 +16,7 @@ from consumers.crash import CrashPoint, Point
 from consumers.identity import Judgement, judge
 from consumers.in_hand import InHand
 from consumers.intake import Batch
-from consumers.item import Decoder, Desk, Item, Outcome
+from consumers.item import Decoder, Desk, Item, Lease, Outcome
 from contract import logs
 from contract.errors import HeadraceError, InvalidRequest
 from contract.metrics import Metrics
@@ -65,7 +65,8 @@ class Admission:
         self._decoder = Decoder(settings)
         self._crash = CrashPoint(settings.worker.crash_at)
         self._horizon_ms = settings.postgres.key_horizon_days * 86_400_000
-        self._queue: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Batch | Sequence[Lease] | None] = queue.SimpleQueue()
+        self._ahead: list[Batch | Sequence[Lease] | None] = []
         self._skip_storage_until = 0.0
         self._log = logs.get("consumers").bind(class_name=class_name)
         self._thread = threading.Thread(target=self._run, name=f"admission-{class_name}", daemon=True)
@@ -76,6 +77,10 @@ class Admission:
     def put(self, batch: Batch) -> None:
         """Takes a closed window; never blocks. What waits here is bounded by the intake's marks."""
         self._queue.put(batch)
+
+    def forget(self, leases: Sequence[Lease]) -> None:
+        """These partitions were given back in order: their claims are taken away. Never blocks."""
+        self._queue.put(leases)
 
     def stop(self) -> None:
         """Ends the thread after what was put before."""
@@ -88,24 +93,43 @@ class Admission:
 
     def _run(self) -> None:
         try:
-            while (batch := self._queue.get()) is not None:
-                while len(batch.items) < _MERGE_REQUESTS and not self._queue.empty():
-                    following = self._queue.get()
-                    if following is None:
-                        self._queue.put(None)
-                        break
-                    batch = Batch(batch.items + following.items, merged(batch.claims, following.claims))
-                self.admit(batch)
+            while (work := self._next()) is not None:
+                if isinstance(work, Batch):
+                    self.admit(work)
+                else:
+                    self._release_claims(work)
         except BaseException as error:  # noqa: BLE001 - a thread's end is never silent
             self._log.error("admission.failed", error=repr(error), exc_info=True)
             self._failed(error)
 
+    def _next(self) -> Batch | Sequence[Lease] | None:
+        """What to do next; windows that wait together become one. None: stop."""
+        work = self._ahead.pop() if self._ahead else self._queue.get()
+        while isinstance(work, Batch) and len(work.items) < _MERGE_REQUESTS and not self._queue.empty():
+            following = self._queue.get()
+            if not isinstance(following, Batch):
+                self._ahead.append(following)
+                break
+            work = Batch(work.items + following.items, merged(work.claims, following.claims))
+        return work
+
+    def _release_claims(self, leases: Sequence[Lease]) -> None:
+        try:
+            self._store.release_claims(self._desk.worker_epoch, [(one.topic, one.partition) for one in leases])
+        except HeadraceError as error:
+            self._log.warning("admission.claims_not_released", error=str(error))
+
     def admit(self, batch: Batch) -> None:
         """One window, from records to deliveries and outcomes."""
+        items = []
         for item in batch.items:
+            if not item.lease.feeding:
+                item.lease.drop()
+                continue
             if not item.key:
                 self._decoder.decode(item)
-        leaders = self._in_hand.admit(batch.items)
+            items.append(item)
+        leaders = self._in_hand.admit(items)
         now_ms = int(time.time() * 1000)
         outcomes: list[Outcome] = []
         known = self._look_up(batch.claims, leaders)

@@ -54,6 +54,7 @@ class Intake:
         sink: takes each closed window; called on the intake thread, must not block.
         hungry: whether the engine would idle without more of this class; any thread.
         released: told which leases stopped feeding, on the intake thread; must not block.
+        forgotten: told which leases ended in order (not lost), likewise.
         failed: told the error that ended the thread.
     """
 
@@ -65,6 +66,7 @@ class Intake:
         sink: Callable[[Batch], None],
         hungry: Callable[[], bool],
         released: Callable[[Sequence[Lease]], None],
+        forgotten: Callable[[Sequence[Lease]], None],
         failed: Callable[[BaseException], None],
         metrics: Metrics,
     ) -> None:
@@ -74,6 +76,7 @@ class Intake:
         self._sink = sink
         self._hungry = hungry
         self._released = released
+        self._forgotten = forgotten
         self._failed = failed
         self._metrics = metrics
         self._log = logs.get("consumers").bind(class_name=class_name)
@@ -187,7 +190,7 @@ class Intake:
             lease.feeding = False
         self._note_completions()
         self._commit(self._leases.values(), wait=True)
-        self._consumer.close()
+        self._consumer.close()  # revokes, and so forgets what is still in hand
 
     # -- what is durable --------------------------------------------------------------------------
 
@@ -383,6 +386,7 @@ class Intake:
             self._commit(leases, wait=True)
             self._log.info("intake.revoked", partitions=len(leases), unsettled=self._unsettled(leases))
             self._forget(leases)
+            self._forgotten(leases)
         except Exception as error:  # noqa: BLE001 - raising here would lose records already taken
             self._log.error("intake.revoke_failed", error=repr(error), exc_info=True)
 

@@ -14,7 +14,6 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Sequence
 
 import psutil
 
@@ -22,7 +21,7 @@ from broker.publisher import Publisher
 from consumers.admission import Admission
 from consumers.in_hand import InHand, by_class
 from consumers.intake import Batch, Intake
-from consumers.item import Desk, Item, Lease, Outcome
+from consumers.item import Desk, Item, Outcome
 from consumers.settlement import Settler
 from contract import logs
 from contract.errors import Fenced, HeadraceError, StorageDown
@@ -206,7 +205,8 @@ class Worker:
                 name,
                 sink=admission.put,
                 hungry=lambda name=name: self._dispatcher.hungry(name),  # type: ignore[misc]
-                released=self._on_released,
+                released=self._dispatcher.released,
+                forgotten=admission.forget,
                 failed=self._fail,
                 metrics=self._metrics,
             )
@@ -266,9 +266,6 @@ class Worker:
         """Followers whose leader is gone are judged again, as a window of their own."""
         for name, group in by_class(items).items():
             self._admissions[name].put(Batch(group, []))
-
-    def _on_released(self, leases: Sequence[Lease]) -> None:
-        self._dispatcher.released(leases)
 
     def _hold(self, reason: str) -> None:
         for intake in self._intakes.values():

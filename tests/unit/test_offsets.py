@@ -59,7 +59,9 @@ def test_position_is_the_lowest_unfinished_offset_in_any_order(
         open_offsets.remove(done)
         position = tracker.position
         assert position == (min(open_offsets) if open_offsets else offsets[-1] + 1)
-        assert committed is not None and position is not None and position >= committed
+        assert committed is not None
+        assert position is not None
+        assert position >= committed
         committed = position
         assert tracker.in_flight == len(open_offsets)
         assert tracker.in_flight_bytes == sum(open_offsets)
