@@ -1,8 +1,9 @@
 """Child processes that never outlive this one, each with a log file.
 
-Children carry a marker in their environment. One guard process, started with the first child, holds
-the read end of a pipe whose write end only we hold: when we end, however we end, the pipe closes and
-the guard ends everything that carries the marker, children of children included.
+Children carry a marker in their environment. One guardian process (``gpu_workers._guardian``, which does
+the same for a worker's engine) is started with the first child and holds the read end of a pipe whose
+write end only we hold: when we end, however we end, the pipe closes and the guardian kills everything
+that carries the marker, children of children included.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from contract.errors import FatalError
+from gpu_workers import _guardian
 
 MARKER = "HEADRACE_STACK_MARKER"
 POLL_S = 0.05
@@ -160,7 +162,7 @@ def wait_for(condition: Callable[[], T | None], timeout_s: float, what: str) -> 
 
 
 class _Guard:
-    """Starts the guard process once per process (a fork gets its own) and gives the marker to children."""
+    """Starts the guardian once per process (a fork gets its own) and gives the marker to children."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -171,17 +173,17 @@ class _Guard:
     def marker(self) -> str:
         with self._lock:
             if self._owner != os.getpid() or self._process is None or self._process.poll() is not None:
-                # A guard that was killed is replaced; the marker stays, so that its children stay covered.
+                # A guardian that was killed is replaced; the marker stays, so that older children stay covered.
                 if self._owner != os.getpid():
                     self._marker = secrets.token_hex(16)
                 self._owner = os.getpid()
                 self._process = subprocess.Popen(
-                    [sys.executable, "-I", "-S", str(Path(__file__).with_name("_guard.py")), self._marker],
+                    [sys.executable, "-I", "-S", _guardian.__file__, f"{MARKER}={self._marker}"],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
-                    # Without the marker of *our* parent: its guard must not end ours before ours has done its work.
-                    env={name: value for name, value in os.environ.items() if name != MARKER},
+                    # Without a marker of its own: the guardian of *our* parent must not end it before its work is done.
+                    env={},
                     start_new_session=True,
                     cwd="/",
                 )
