@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -89,7 +89,7 @@ class Client:
         deadline_s: float | None = None,
         reply: bool = False,
         on_error: OnError | None = None,
-    ) -> Iterator[Ticket]:
+    ) -> Generator[Ticket, None, None]:
         """Publishes a stream of requests; yields a ticket for each, in order, once all in-sync copies have it.
 
         Takes from ``requests`` only as fast as the broker acknowledges: at most
@@ -144,7 +144,9 @@ class Client:
         self._core.taken(ticket)
         return result
 
-    def results(self, since: Since = "latest", group: str | None = None, *, follow: bool = True) -> Iterator[Result]:
+    def results(
+        self, since: Since = "latest", group: str | None = None, *, follow: bool = True
+    ) -> Generator[Result, None, None]:
         """All results of the installation, as a stream from the results topic.
 
         Args:
@@ -155,7 +157,7 @@ class Client:
         """
         reader = self._core.results(since, group)
 
-        def stream() -> Iterator[Result]:
+        def stream() -> Generator[Result, None, None]:
             try:
                 for result in self._core.read_results(reader, follow=follow):
                     if result is not None:
@@ -222,7 +224,7 @@ class AsyncClient:
         deadline_s: float | None = None,
         reply: bool = False,
         on_error: OnError | None = None,
-    ) -> AsyncIterator[Ticket]:
+    ) -> AsyncGenerator[Ticket, None]:
         """See ``Client.submit_many``. ``requests`` may be an asynchronous iterator."""
         options = Options(pool=pool, class_name=class_name, bucket=bucket, deadline_s=deadline_s, reply=reply)
         await self._open(reply)
@@ -263,7 +265,7 @@ class AsyncClient:
 
     async def results(
         self, since: Since = "latest", group: str | None = None, *, follow: bool = True
-    ) -> AsyncIterator[Result]:
+    ) -> AsyncGenerator[Result, None]:
         """See ``Client.results``; begins where the topic is at the first step, not at the call."""
         # One thread of its own: a reader may not be used by two at a time.
         with concurrent.futures.ThreadPoolExecutor(1, "headrace-results") as thread:

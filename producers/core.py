@@ -204,7 +204,7 @@ class Core:
         assert self._replies is not None
         age_s = time.monotonic() - slot.asked_s
         return TimeoutError(
-            f"no result of request {slot.id} within {timeout_s:g} s; sent to {slot.topic} {age_s:.1f} s ago; "
+            f"no result of request {slot.id} within {timeout_s:.3g} s; sent to {slot.topic} {age_s:.1f} s ago; "
             f"{self._replies.state()}. It stays awaited."
         )
 

@@ -181,10 +181,10 @@ class _Listener(kafka.ConsumerRebalanceListener):  # type: ignore[misc]
 def _connect(settings: Settings, make: Callable[[], Made]) -> Made:
     try:
         return make()
-    except (errors.NoBrokersAvailable, errors.KafkaTimeoutError, errors.KafkaConnectionError) as error:
+    except (errors.KafkaConfigurationError, ValueError, TypeError, RuntimeError, AssertionError, OSError) as error:
+        raise SettingsError("kafka.properties", "(all)", f"kafka-python refuses them: {error}") from error
+    except errors.KafkaError as error:
         raise config.unreachable(settings, error) from error
-    except (errors.KafkaConfigurationError, ValueError, TypeError, RuntimeError, AssertionError) as error:
-        raise SettingsError("kafka.properties", "…", f"kafka-python refuses them: {error}") from error
 
 
 def _consumer(settings: Settings, group: str | None, since: Since, timeout_s: float | None = None) -> Any:
