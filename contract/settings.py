@@ -449,24 +449,26 @@ def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 def environment(settings: Settings) -> dict[str, str]:
     """The environment that gives a child process these settings: ``load(None, environment(s)) == s``.
 
-    Fields at their defaults are left out.
+    Fields at their defaults are left out, unless they belong to a changed set of classes or pools.
     """
-    defaults = {name: value for name, value, _ in fields()}
+    default = Settings()
+    defaults = {name: value for name, value, _ in fields(default)}
+    changed = [table for table in ("classes", "pools") if getattr(settings, table) != getattr(default, table)]
     return {
-        ENV_PREFIX + name.upper().replace(".", "__"): _toml(value)
+        ENV_PREFIX + name.upper().replace(".", "__"): value if isinstance(value, str) else toml(value)
         for name, value, _ in fields(settings)
-        if name not in defaults or defaults[name] != value
+        if name.partition(".")[0] in changed or defaults.get(name, ...) != value
     }
 
 
-def _toml(value: Any, *, inside: bool = False) -> str:
+def toml(value: Any) -> str:
+    """A setting's value as TOML writes it, on one line."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{json.dumps(key)} = {_toml(item, inside=True)}" for key, item in value.items()) + "}"
+        return "{" + ", ".join(f"{json.dumps(name)} = {toml(item)}" for name, item in value.items()) + "}"
     if isinstance(value, list):
-        return "[" + ", ".join(_toml(item, inside=True) for item in value) + "]"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return json.dumps(value, ensure_ascii=False) if inside else str(value)
+        return "[" + ", ".join(toml(item) for item in value) + "]"
+    # Of text, numbers and truth, TOML's form is JSON's.
+    return json.dumps(value, ensure_ascii=False)
 
 
 def fields(settings: Settings | None = None) -> Iterator[tuple[str, Any, msgspec.Meta]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -99,15 +98,5 @@ def as_toml(rows: list[dict[str, Any]]) -> str:
                 row["bound"] and f"Bound: {row['bound']}.",
             ]
             lines.append(f"# {' '.join(fact for fact in facts if fact)} From: {row['origin']}.")
-            lines.append(f"{row['field'].rpartition('.')[2]} = {toml_value(row['value'])}")
+            lines.append(f"{row['field'].rpartition('.')[2]} = {settings.toml(row['value'])}")
     return "\n".join(lines[1:])
-
-
-def toml_value(value: Any) -> str:
-    """A setting's value as TOML writes it."""
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{json.dumps(name)} = {toml_value(item)}" for name, item in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(toml_value(item) for item in value) + "]"
-    # Of text and truth, TOML's form is JSON's.
-    return json.dumps(value, ensure_ascii=False)

@@ -170,3 +170,18 @@ def test_what_is_built_can_be_built_again_from_its_own_values() -> None:
         {"classes": {"bulk": {"rank": 3}}, "client": {"class_name": "bulk"}, "engine": {"vllm": {"a": [1]}}}
     )
     assert settings.build(msgspec.to_builtins(loaded)) == loaded
+
+
+def test_child_process_gets_the_same_settings_through_its_environment() -> None:
+    tree = {
+        "classes": {"bulk": {"rank": 3, "window": {"max_wait_ms": 7}}},
+        "client": {"class_name": "bulk"},
+        "kafka": {"properties": {"sasl.password": 'a "quoted" ü', "x": 1}},
+        "buckets": {"edges": {"a": 1, "b": 2}},
+        "pools": {"default": {}, "other": {"model": "m"}},
+        "worker": {"classes": ["bulk"]},
+        "engine": {"simulated_faults": True, "vllm": {"dtype": "float32", "list": [1, "x", {"y": False}]}},
+    }
+    built = settings.build(tree)
+    assert settings.load(environ=settings.environment(built)) == built
+    assert settings.environment(Settings()) == {}
