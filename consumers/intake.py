@@ -1,4 +1,4 @@
-"""The thread that owns one Kafka consumer, and alone touches it.
+"""The thread that owns one Kafka consumer, and alone touches it. One per class and length bucket.
 
 It polls always: instead of sleeping it pauses partitions, so the group never loses it however long an
 engine takes. Each turn: note what is durable, hold back or let go, commit, pull, close the window.
@@ -33,8 +33,10 @@ from storage.rows import Claim
 _SLICE_S = 0.02
 """Longest single poll: bounds how late a completion, a hold or a stop is noticed."""
 _LOW_MARK = 0.5
-"""Pulling starts again at this share of a high mark. A pause throws away what the client fetched ahead,
-so it must not happen for every few records."""
+"""Pulling starts again at this share of a high mark."""
+_PAUSE_AFTER_S = 0.2
+"""A high mark is waited out this long before partitions are paused: a pause throws away what the client
+fetched ahead, and then the broker sends it again."""
 
 _Key = tuple[str, int]
 
@@ -48,7 +50,11 @@ class Batch:
 
 
 class Intake:
-    """Pulls windows of one priority class; commits what is done.
+    """Pulls windows of one length bucket of one priority class; commits what is done.
+
+    One topic, one consumer, one group: assignors balance the partitions of a group over its members
+    without regard to topics, and would give one worker all the busy ones
+    (docs/decisions/one-consumer-per-topic.md).
 
     Args:
         sink: takes each closed window; called on the intake thread, must not block.
@@ -62,6 +68,7 @@ class Intake:
         self,
         settings: Settings,
         class_name: str,
+        bucket: str,
         *,
         sink: Callable[[Batch], None],
         hungry: Callable[[], bool],
@@ -72,6 +79,8 @@ class Intake:
     ) -> None:
         self._settings = settings
         self._class_name = class_name
+        self._place = (class_name, bucket)
+        self._topic = settings.names.request(settings.worker.pool, class_name, bucket)
         self._class = settings.classes[class_name]
         self._sink = sink
         self._hungry = hungry
@@ -79,7 +88,7 @@ class Intake:
         self._forgotten = forgotten
         self._failed = failed
         self._metrics = metrics
-        self._log = logs.get("consumers").bind(class_name=class_name)
+        self._log = logs.get("consumers").bind(class_name=class_name, bucket=bucket)
         self._decoder = Decoder(settings)
         self._window: Window[Item] = Window(self._class.window)
         self._leases: dict[_Key, Lease] = {}
@@ -99,8 +108,9 @@ class Intake:
         self._next_commit_ns = 0
         self._stop_deadline: float | None = None
         self._closing = False
+        self._joined = False
         self._consumer: Any = None
-        self._thread = threading.Thread(target=self._run, name=f"intake-{class_name}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"intake-{class_name}-{bucket}", daemon=True)
 
     # -- any thread -------------------------------------------------------------------------------
 
@@ -144,9 +154,9 @@ class Intake:
         return self._in_flight
 
     @property
-    def assigned(self) -> int:
-        """Partitions in hand."""
-        return len(self._leases)
+    def joined(self) -> bool:
+        """Whether the group has given it a share, be it an empty one."""
+        return self._joined
 
     # -- the thread -------------------------------------------------------------------------------
 
@@ -161,19 +171,15 @@ class Intake:
             self._failed(error)
 
     def _open(self) -> None:
-        settings = self._settings
-        pool = settings.worker.pool
-        group = f"{settings.topics.prefix}.{pool}.{self._class_name}"
-        self._consumer = ck.Consumer(config.consumer_config(settings, group, on_commit=self.on_commit))
+        properties = config.consumer_config(self._settings, self._topic, on_commit=self.on_commit)
+        self._consumer = ck.Consumer(properties)
         self._consumer.subscribe(
-            settings.names.requests(pool, self._class_name, list(settings.buckets.edges)),
-            on_assign=self._on_assign,
-            on_revoke=self._on_revoke,
-            on_lost=self._on_lost,
+            [self._topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
         )
 
     def _run_once(self) -> None:
         self._note_completions()
+        self._wait_for_room()
         self._apply_pauses()
         self._commit_if_due()
         self._pull()
@@ -219,9 +225,9 @@ class Intake:
         if now_ns >= self._next_commit_ns:
             self._next_commit_ns = now_ns + self._settings.worker.commit_interval_ms * 1_000_000
             self._commit(self._leases.values(), wait=False)
-            self._metrics.set("headrace_in_flight_requests", self._in_flight, self._class_name)
-            self._metrics.set("headrace_in_flight_bytes", self._in_flight_bytes, self._class_name)
-            self._metrics.set("headrace_paused_partitions", len(self._paused), self._class_name)
+            self._metrics.set("headrace_in_flight_requests", self._in_flight, *self._place)
+            self._metrics.set("headrace_in_flight_bytes", self._in_flight_bytes, *self._place)
+            self._metrics.set("headrace_paused_partitions", len(self._paused), *self._place)
 
     def _commit(self, leases: Any, *, wait: bool) -> None:
         offsets, positions = [], {}
@@ -248,12 +254,25 @@ class Intake:
 
     # -- holding back -----------------------------------------------------------------------------
 
-    def _apply_pauses(self) -> None:
+    def _wait_for_room(self) -> None:
+        if not self._note_fullness() or self._paused:
+            return
+        self._close_window()
+        deadline = time.monotonic() + _PAUSE_AFTER_S
+        while self._note_fullness() and time.monotonic() < deadline:
+            time.sleep(0.001)
+            self._note_completions()
+
+    def _note_fullness(self) -> bool:
+        """Whether a mark holds the pull back: reached the high one, and not yet under the low one again."""
         high_requests, high_bytes = self._class.max_in_flight_requests, self._class.max_in_flight_bytes
         if self._in_flight >= high_requests or self._in_flight_bytes >= high_bytes:
             self._full = True
         elif self._in_flight <= high_requests * _LOW_MARK and self._in_flight_bytes <= high_bytes * _LOW_MARK:
             self._full = False
+        return self._full
+
+    def _apply_pauses(self) -> None:
         if self._full or self._holds:
             wanted = set(self._leases)
         else:
@@ -329,7 +348,7 @@ class Intake:
             self._log.error("intake.records_lost_to_retention", topic=lease.topic, partition=lease.partition, lost=lost)
 
     def _close_window(self) -> None:
-        if self._window.closing(time.monotonic_ns(), hungry=self._hungry()) is None:
+        if self._window.closing(time.monotonic_ns(), hungry=self._full or self._hungry()) is None:
             return
         items = [item for item in self._window.drain() if item.lease.feeding]
         if not items:
@@ -374,6 +393,7 @@ class Intake:
             if start is not None:
                 self._committed[lease] = start
             self._unknown.add(key)
+        self._joined = True
         self._log.info("intake.assigned", partitions=len(partitions), in_hand=len(self._leases))
 
     def _on_revoke(self, consumer: Any, partitions: list[Any]) -> None:

@@ -64,16 +64,16 @@ CATALOGUE = (
         "headrace_in_flight_requests",
         "gauge",
         "Taken from Kafka and not settled. At its mark: Postgres or the engine is slow.",
-        ("class",),
+        ("class", "bucket"),
     ),
-    Metric("headrace_in_flight_bytes", "gauge", "The same in bytes.", ("class",)),
+    Metric("headrace_in_flight_bytes", "gauge", "The same in bytes.", ("class", "bucket")),
     Metric("headrace_engine_requests", "gauge", "Requests in the engine.", ("class",)),
     Metric("headrace_engine_kv_usage", "gauge", "Share of the KV cache in use, 0 to 1."),
     Metric("headrace_engine_up", "gauge", "1: the engine answers its round trip; 0: dead, hung or starting."),
     Metric("headrace_engine_deaths_total", "counter", "Times the engine died or went silent."),
     Metric("headrace_storage_up", "gauge", "1: the last statement reached Postgres."),
     Metric("headrace_worker_seconds_total", "counter", "Worker time by state.", ("state",)),
-    Metric("headrace_paused_partitions", "gauge", "Partitions held back by a high mark.", ("class",)),
+    Metric("headrace_paused_partitions", "gauge", "Partitions held back by a high mark.", ("class", "bucket")),
 )
 
 _BY_NAME = {metric.name: metric for metric in CATALOGUE}

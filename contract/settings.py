@@ -87,7 +87,7 @@ class PriorityClass(_Section, frozen=True):
     reserved_slots: Annotated[int, _doc("Engine slots never lent to lower classes.", ge=0, le=65_536)] = 0
     floor_slots: Annotated[int, _doc("Slots it may always use, however busy higher classes are.", ge=0, le=65_536)] = 0
     max_in_flight_requests: Annotated[
-        int, _doc("Taken from Kafka and not settled: high mark.", ge=1, le=10_000_000)
+        int, _doc("Taken from Kafka and not settled, per length bucket: high mark.", ge=1, le=10_000_000)
     ] = 2_000
     max_in_flight_bytes: Annotated[int, _doc("The same in bytes of records.", ge=65_536, le=2**40)] = 67_108_864
 

@@ -1,6 +1,6 @@
 """The worker process: intake → admission → dispatcher → settlement, and its life from start to drain.
 
-Threads, one owner each: per class an *intake* (its consumer) and an *admission* (its windows); the
+Threads, one owner each: per topic an *intake* (its consumer), per class an *admission* (its windows); the
 *event loop* (engine, credits, meter); *settlement* (transactions, publisher); *health* (HTTP).
 
 Life: starting (register, load, warm up) → serving ⇄ stalled (the engine died and starts again; the
@@ -10,6 +10,7 @@ intake holds) → draining (told to stop; one deadline for all of it) → ended.
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import signal
 import socket
@@ -80,7 +81,7 @@ class Worker:
         self._health = HealthServer(
             settings.worker.http_port, live=self._not_live, ready=self._not_ready, registry=self._metrics.registry
         )
-        self._intakes: dict[str, Intake] = {}
+        self._intakes: dict[tuple[str, str], Intake] = {}
         self._admissions: dict[str, Admission] = {}
         self._phase = "starting"
         self._turned_s = time.monotonic()
@@ -109,6 +110,7 @@ class Worker:
             return await self._live()
         finally:
             self._health.stop()
+            self._store.close()
             watch.release()
 
     async def _register(self) -> int | None:
@@ -189,7 +191,7 @@ class Worker:
         """The engine is warm: only now does this worker join the groups."""
         self._settler.start()
         for name in self._settings.worker_classes:
-            admission = Admission(
+            admission = self._admissions[name] = Admission(
                 self._settings,
                 name,
                 store=self._store,
@@ -200,21 +202,22 @@ class Worker:
                 failed=self._fail,
                 metrics=self._metrics,
             )
-            intake = Intake(
-                self._settings,
-                name,
-                sink=admission.put,
-                hungry=lambda name=name: self._dispatcher.hungry(name),  # type: ignore[misc]
-                released=self._dispatcher.released,
-                forgotten=admission.forget,
-                failed=self._fail,
-                metrics=self._metrics,
-            )
-            self._admissions[name], self._intakes[name] = admission, intake
             admission.start()
-            intake.start()
+            for bucket in self._settings.buckets.edges:
+                intake = self._intakes[name, bucket] = Intake(
+                    self._settings,
+                    name,
+                    bucket,
+                    sink=admission.put,
+                    hungry=functools.partial(self._dispatcher.hungry, name),
+                    released=self._dispatcher.released,
+                    forgotten=admission.forget,
+                    failed=self._fail,
+                    metrics=self._metrics,
+                )
+                intake.start()
         self._phase = "serving"
-        self._log.info("worker.serving", classes=list(self._intakes), epoch=self._desk.worker_epoch)
+        self._log.info("worker.serving", classes=list(self._admissions), epoch=self._desk.worker_epoch)
 
     async def _end(self, tasks: list[asyncio.Task[None]]) -> int:
         """Each step stands before what it feeds; one deadline bounds them all."""
@@ -348,7 +351,8 @@ class Worker:
         if self._phase != "serving":
             return [self._phase]
         reasons = {reason for intake in self._intakes.values() for reason in intake.holds}
-        reasons |= {f"no partition of class {name} in hand" for name, one in self._intakes.items() if not one.assigned}
+        waiting = [f"{name}.{bucket}" for (name, bucket), intake in self._intakes.items() if not intake.joined]
+        reasons |= {f"not yet in the group of {topic}" for topic in waiting}
         if not self._settler.storage_up:
             reasons.add("storage")
         return sorted(reasons)

@@ -24,6 +24,7 @@ from contract import settings as contract_settings
 from contract.messages import Result, parse_result
 from contract.settings import Settings
 from headrace.stack.processes import Child, wait_for
+
 from storage.reconcile import reconcile
 from storage.store import Store
 
@@ -122,10 +123,11 @@ class World:
         failed: list[Any] = []
         for value in values:
             data = orjson.dumps(value) if isinstance(value, Mapping) else value
+            own_key = str(value["id"]).encode() if isinstance(value, Mapping) and "id" in value else None
             while True:
                 try:
                     self._producer.produce(
-                        topic or self.topic(), data, key, partition, headers=list(headers),
+                        topic or self.topic(), data, key or own_key, partition, headers=list(headers),
                         on_delivery=lambda error, _: failed.append(error) if error else None,
                     )  # fmt: skip
                     break
@@ -181,13 +183,15 @@ class World:
     def reconcile(self) -> list[Any]:
         """What does not add up, once every worker has ended."""
         store = Store(self.settings.postgres)
-        store.reap(0.0)
-        return list(reconcile(store))
+        try:
+            store.reap(0.0)
+            return list(reconcile(store))
+        finally:
+            store.close()
 
-    def committed(self, topic: str, class_name: str = "online") -> dict[int, int]:
-        """Committed offset per partition of the pool's group."""
-        group = f"{self.settings.topics.prefix}.default.{class_name}"
-        reader = ck.Consumer(config.consumer_config(self.settings, group))
+    def committed(self, topic: str) -> dict[int, int]:
+        """Committed offset per partition; the group has the topic's name."""
+        reader = ck.Consumer(config.consumer_config(self.settings, topic))
         try:
             parts = reader.list_topics(topic, timeout=10).topics[topic].partitions
             found = reader.committed([ck.TopicPartition(topic, part) for part in parts], timeout=10)
@@ -202,7 +206,7 @@ class World:
             topic = self.topic(class_name, bucket)
             reader = ck.Consumer(config.consumer_config(self.settings, "lag"))
             try:
-                for part, offset in self.committed(topic, class_name).items():
+                for part, offset in self.committed(topic).items():
                     low, high = reader.get_watermark_offsets(ck.TopicPartition(topic, part), timeout=10)
                     total += high - max(offset, low)
             finally:

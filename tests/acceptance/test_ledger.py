@@ -66,6 +66,7 @@ def test_ten_thousand_requests_with_retries_aborts_and_a_crash_reconcile_to_zero
         found = list(reconcile(store))
         assert found != before, name  # each tampering adds findings of its own
         before = found
+    store.close()
 
 
 def test_backlog_of_two_hundred_thousand_requests_does_not_grow_the_worker(world: World) -> None:
