@@ -6,6 +6,7 @@ divided by a ratio that starts at ``bytes_per_token`` and follows the usage that
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -71,7 +72,7 @@ class Estimator:
         count = self._counts[pool] if pool in self._counts else self._load(pool)
         if count is not None:
             return framing + sum(count(text) for text in texts(request))
-        return framing + round(prompt_bytes / self._ratios[pool].value)
+        return framing + math.ceil(prompt_bytes / self._ratios[pool].value)
 
     def observe(self, pool: str, prompt_bytes: int, prompt_tokens: int) -> None:
         """Learns from a result's usage: ``prompt_bytes`` as submitted, ``prompt_tokens`` as the engine counted."""
