@@ -17,14 +17,14 @@ import re
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import psycopg
 import sqlalchemy as sa
 from psycopg import conninfo
 from sqlalchemy import exc
 
-from contract.errors import StorageDown
+from contract.errors import FatalError, StorageDown
 from contract.settings import Postgres
 
 T = TypeVar("T")
@@ -45,6 +45,8 @@ _RETRIED = {
 }
 _RETRIED_CLASSES = {"08": "connection", "57": "connection", "53": "connection", "58": "connection"}
 """Connection exception, operator intervention, out of resources, the server's own system errors."""
+_UNMIGRATED = ("42P01", "42703", "3F000")
+"""Undefined table, column, schema."""
 _DATA_CLASSES = ("22", "23", "54")
 """Data exception, integrity constraint, program limit (a row too large for an index)."""
 
@@ -106,6 +108,14 @@ def message_of(error: BaseException) -> str:
     return str(original(error)).strip().split("\n")[0] or type(original(error)).__name__
 
 
+def _raise(error: Exception) -> NoReturn:
+    """The error as it is, or what to do about it where that is known."""
+    if getattr(original(error), "sqlstate", None) in _UNMIGRATED:
+        text = f"the database lacks this version's tables: run headrace migrate ({message_of(error)})"
+        raise FatalError(text) from error
+    raise error
+
+
 class Database:
     """A small pool of connections. Thread-safe; connects on first use."""
 
@@ -141,14 +151,14 @@ class Database:
 
         return self._retried(work, total_s)
 
-    def once(self, work: Callable[[sa.Connection], T], timeout_s: float) -> T:
-        """``work`` in one transaction, no retry. Raises ``StorageDown`` when the server is not there in time."""
+    def once(self, work: Callable[[sa.Connection], T], timeout_s: float, *, read_only: bool = False) -> T:
+        """``work`` in one transaction, no retry. Raises ``StorageDown`` when it is not done in time."""
         try:
-            return self._transaction(work, time.monotonic() + timeout_s, False)
+            return self._transaction(work, time.monotonic() + timeout_s, read_only)
         except (exc.SQLAlchemyError, psycopg.Error) as error:
             if retry_reason(error) is None:
-                raise
-            raise StorageDown(f"Postgres cannot be reached: {message_of(error)}") from error
+                _raise(error)
+            raise StorageDown(f"Postgres gave no answer: {message_of(error)}") from error
 
     def close(self) -> None:
         """Ends waiting retries and closes idle connections."""
@@ -165,7 +175,7 @@ class Database:
             except (exc.SQLAlchemyError, psycopg.Error) as error:
                 reason = retry_reason(error)
                 if reason is None:
-                    raise
+                    _raise(error)
                 wait_s = pause_s * random.uniform(0.5, 1.5)
                 if time.monotonic() + wait_s > end or self._closed.wait(wait_s):
                     text = f"Postgres gave no answer in {total_s:.0f} s ({reason}): {message_of(error)}"

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from storage import partitions
 from storage.store import Store
 
-MOST_PER_CHECK = 100
+MOST_PER_CHECK = 20
 """Findings told of one check; the rest would say the same."""
 _CLOCK_SKEW_MS = 1_000
 

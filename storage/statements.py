@@ -128,7 +128,7 @@ _ROW = ", ".join(
 VISIBLE_RESULTS = sa.text(f"SELECT {_ROW} {_VISIBLE}")
 
 STORED = sa.text("""
-    SELECT key::text, generation, records[cardinality(records)] AS record, winner_epoch, winner_seq
+    SELECT key::text, generation, day, records[cardinality(records)] AS record, winner_epoch, winner_seq
     FROM settled WHERE key = ANY (CAST(:keys AS uuid[]))
 """)
 """Who won the keys that we lost: perhaps ourselves, in a commit whose reply was lost."""
@@ -164,6 +164,14 @@ FIND_RESULTS = sa.text(f"""
     ORDER BY r.appended_ms DESC, r.generation DESC
 """)
 """By id or key. The days of all partitions let each use its primary key, which begins with the day."""
+
+ATTEMPTS_OF = sa.text("""
+    SELECT worker_epoch, seq, number, waste, allocated_ns, charge_usd, tariff_id, prompt_tokens, cached_tokens,
+           output_tokens, to_timestamp(started_ms / 1000.0) AS started_at, to_timestamp(ended_ms / 1000.0) AS ended_at
+    FROM attempts WHERE key = CAST(:key AS uuid) AND generation = :generation AND result_day = :day AND day >= :day
+    ORDER BY started_ms, worker_epoch, seq
+""")
+"""Reads the partitions from the result's day on: for a person, not for a loop."""
 
 # -- prices ---------------------------------------------------------------------------------------
 

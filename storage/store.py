@@ -165,6 +165,12 @@ class Store:
 
         return self.database.run(work)
 
+    def attempts_of(self, row: ResultRow) -> list[dict[str, Any]]:
+        """Every attempt of one result, also those that nobody pays for, oldest first."""
+        found = {"key": row.key, "generation": row.generation, "day": row.day}
+        rows = self.database.run(lambda connection: connection.execute(statements.ATTEMPTS_OF, found).mappings().all())
+        return [dict(each) for each in rows]
+
     # -- prices -----------------------------------------------------------------------------------
 
     def tariff(self, model: str | None, at_ms: int) -> Tariff:
