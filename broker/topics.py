@@ -108,7 +108,7 @@ def check(settings: Settings) -> list[Mismatch]:
     properties = client.properties([topic.name for topic in wanted(settings) if topic.name in there])
     found = []
     for topic in wanted(settings):
-        if topic.name not in there:
+        if topic.name not in properties:
             found.append(Mismatch(topic.name, "topic", "missing", "there", "headrace topics create"))
         else:
             found += _compare(settings, topic, there[topic.name], properties[topic.name])
@@ -178,6 +178,8 @@ class _Admin:
             try:
                 entries = future.result(self._left_s())
             except (ck.KafkaException, TimeoutError) as error:
+                if _code(error) == ck.KafkaError.UNKNOWN_TOPIC_OR_PART:  # deleted since it was listed
+                    continue
                 raise self._refused(f"reading the properties of topic {resource.name}", error) from error
             found[resource.name] = {name: entry.value for name, entry in entries.items()}
         return found
