@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from headrace.stack import processes
 from headrace.stack.machine import Machine
 
 
@@ -26,8 +27,7 @@ def command() -> None:
 )
 def up(folder: Path) -> None:
     """Broker, database, topics and tables; prints what to export; runs until Ctrl-C."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)
+    processes.interrupt_on_signals()
     try:
         with Machine(folder) as machine:
             prepare(machine)

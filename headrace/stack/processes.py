@@ -161,6 +161,17 @@ def wait_for(condition: Callable[[], T | None], timeout_s: float, what: str) -> 
         time.sleep(POLL_S)
 
 
+def interrupt_on_signals() -> None:
+    """SIGINT, SIGTERM and a closed terminal raise ``KeyboardInterrupt`` in the main thread.
+
+    SIGINT too: a shell starts background jobs with it ignored.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
+        signal.signal(signal.SIGHUP, signal.default_int_handler)
+
+
 class _Guard:
     """Starts the guardian once per process (a fork gets its own) and gives the marker to children."""
 
