@@ -49,7 +49,7 @@ class Item:
     """One record of a request topic and what is known about it. One owner at a time."""
 
     __slots__ = (
-        "appended_ms", "attempts", "deadline_ms", "deaths", "headers", "invalid", "key", "lease", "offset", "prepared",
+        "altered", "appended_ms", "attempts", "deadline_ms", "deaths", "headers", "invalid", "key", "lease", "offset", "prepared",
         "raw_key", "raw_value", "reply_to", "request", "started_ns", "tokens", "tries",
     )  # fmt: skip
 
@@ -71,6 +71,7 @@ class Item:
         self.key = ""
         self.request: Request = _NO_REQUEST
         self.invalid: InvalidRequest | None = None
+        self.altered = False
         self.deadline_ms: int | None = None
         self.tokens = 0
         self.reply_to: int | None = None
@@ -100,7 +101,7 @@ class Decoder:
 
     def decode(self, item: Item) -> None:
         """Fills ``item`` from its raw parts. Never raises; a wrong record sets ``item.invalid``."""
-        item.request, item.invalid = messages.parse_request(item.raw_value)
+        item.request, item.invalid, item.altered = messages.parse_request(item.raw_value)
         request, lease = item.request, item.lease
         if request.id is not None:
             item.key = identity.request_key(request.source, request.id)
@@ -184,6 +185,7 @@ class Desk:
             error_message=message,
             error_param=param,
             keep_output=request.store,
+            altered=item.altered,
             latency_ms=max(0.0, now_ms - item.appended_ms),
             attempt=max(1, len(item.attempts)),
             worker=self.worker,

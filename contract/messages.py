@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 import orjson
@@ -147,35 +147,48 @@ _REQUEST_FIELDS = frozenset(Request.__struct_fields__)
 _ENVELOPE = ("id", "source", "model", "business_line", "type", "batch_id", "custom_id")
 
 
-def parse_request(value: bytes | None) -> tuple[Request, InvalidRequest | None]:
-    """The request in a record's value, and what is wrong with it (None: nothing).
+class Parsed(NamedTuple):
+    """What could be read of a record's value."""
+
+    request: Request
+    error: InvalidRequest | None = None
+    """What is wrong with it; None: nothing."""
+    altered: bool = False
+    """Half a surrogate pair in it was replaced by U+FFFD."""
+
+
+def parse_request(value: bytes | None) -> Parsed:
+    """The request in a record's value, and what is wrong with it.
 
     Never raises. A wrong request comes back as its readable envelope fields, so that its sender gets
     an outcome under the right id.
     """
     if value is None:
-        return Request(), InvalidRequest("the record has no value (a tombstone)", code="tombstone")
+        return _unread("tombstone", "the record has no value (a tombstone)")
     if not value:
-        return Request(), InvalidRequest("the record's value is empty", code="empty_value")
+        return _unread("empty_value", "the record's value is empty")
     try:
-        raw = _loads(value)
+        raw, altered = _loads(value)
     except ValueError as error:
-        return Request(), InvalidRequest(f"the value is not JSON: {error}", code="invalid_json")
+        return _unread("invalid_json", f"the value is not JSON: {error}")
     except RecursionError:
-        return Request(), InvalidRequest("the value is JSON nested too deep", code="invalid_json")
+        return _unread("invalid_json", "the value is JSON nested too deep")
     if not isinstance(raw, dict):
-        kind = type(raw).__name__
-        return Request(), InvalidRequest(f"the value must be a JSON object, not {kind}", code="not_an_object")
+        return _unread("not_an_object", f"the value must be a JSON object, not {type(raw).__name__}")
     try:
         request = msgspec.convert(raw, Request)
-        if len(raw) > 0 and not _REQUEST_FIELDS.issuperset(raw):
+        if not _REQUEST_FIELDS.issuperset(raw):
             request.extra = {name: field for name, field in raw.items() if name not in _REQUEST_FIELDS}
         check_request(request)
     except msgspec.ValidationError as error:
-        return envelope(raw), invalid_from(error)
+        return Parsed(envelope(raw), invalid_from(error), altered)
     except InvalidRequest as error:
-        return envelope(raw), error
-    return request, None
+        return Parsed(envelope(raw), error, altered)
+    return Parsed(request, None, altered)
+
+
+def _unread(code: str, message: str) -> Parsed:
+    return Parsed(Request(), InvalidRequest(message, code=code))
 
 
 def check_request(request: Request) -> None:
@@ -208,15 +221,18 @@ def envelope(raw: dict[str, Any]) -> Request:
     return Request(**fields)
 
 
-def _loads(value: bytes) -> Any:
+def _loads(value: bytes) -> tuple[Any, bool]:
+    """The JSON value, and whether half a surrogate pair had to be replaced."""
     try:
-        return orjson.loads(value)
+        return orjson.loads(value), False
     except orjson.JSONDecodeError as error:
         if b"\\u" not in value:
             raise ValueError(str(error)) from None
         # orjson refuses escaped lone surrogates. A publisher that cut an emoji in half still gets an
         # answer: the half becomes U+FFFD. Anything else that is wrong stays wrong here too.
-        return _mend(json.loads(value, parse_constant=_refuse_constant))
+        loaded = json.loads(value, parse_constant=_refuse_constant)
+        mended = _mend(loaded)
+        return mended, mended != loaded
 
 
 def _refuse_constant(name: str) -> None:

@@ -368,7 +368,8 @@ class Dispatcher:
         attempt.charge_usd, attempt.tariff_id = charge, self.tariff.tariff_id
         outcome = self._desk.outcome(item, Status.OK, now_ms, model=self._model)
         row = outcome.row
-        row.output, row.altered = dump_output({"choices": completion.choices})
+        row.output, altered = dump_output({"choices": completion.choices})
+        row.altered = row.altered or altered
         row.prompt_tokens, row.cached_tokens = usage.prompt_tokens, usage.cached_tokens
         row.output_tokens, row.usage_contradictory = usage.output_tokens, usage.contradictory
         row.charge_usd = charge

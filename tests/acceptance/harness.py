@@ -24,7 +24,6 @@ from contract import settings as contract_settings
 from contract.messages import Result, parse_result
 from contract.settings import Settings
 from headrace.stack.processes import Child, wait_for
-
 from storage.reconcile import reconcile
 from storage.store import Store
 
@@ -163,10 +162,12 @@ class World:
             wanted = sum(high - low for low, high in ends.values())
             reader.assign([ck.TopicPartition(topic, part, low) for part, (low, _) in ends.items()])
             found: list[ck.Message] = []
-            wait_for(
-                lambda: found.extend(m for m in reader.consume(1_000, 0.2) if m.error() is None) or len(found) >= wanted,
-                30, f"{wanted} records of {topic}",
-            )  # fmt: skip
+
+            def complete() -> bool:
+                found.extend(message for message in reader.consume(1_000, 0.2) if message.error() is None)
+                return len(found) >= wanted
+
+            wait_for(complete, 30, f"{wanted} records of {topic}")
             return found
         finally:
             reader.close()

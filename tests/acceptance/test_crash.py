@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import functools
 import signal
 
 import pytest
 
 from consumers.crash import Point
 from headrace.stack.processes import wait_for
-from tests.acceptance.harness import World
+from tests.acceptance.harness import WorkerProcess, World
 
 REQUESTS = 200
+
+
+def _through(world: World, doomed: WorkerProcess, count: int) -> bool:
+    """Small batches, so that each point is passed more than once before the worker dies."""
+    return not doomed.child.running or world.settled() >= count
 
 
 @pytest.mark.parametrize("point", list(Point))
 def test_worker_killed_between_steps_loses_and_doubles_nothing(world: World, point: Point) -> None:
     doomed = world.worker(crash_at=f"{point}:2").ready()
     requests = world.requests(REQUESTS)
-    for start in range(0, REQUESTS, 20):
-        world.publish(requests[start : start + 20])
+    for end in range(20, REQUESTS + 1, 20):
+        world.publish(requests[end - 20 : end])
+        if end < REQUESTS // 2:
+            wait_for(functools.partial(_through, world, doomed, end), 30, "a batch is through")
     wait_for(lambda: not doomed.child.running, 30, f"the worker dies at {point}")
     assert doomed.child.exit_status == -signal.SIGKILL
     world.worker().ready()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import psycopg
 
 from headrace.stack.processes import wait_for
-from storage.reconcile import reconcile
+from storage.reconcile import Finding, reconcile
 from storage.store import Store
 from tests.acceptance.harness import World
 
@@ -56,7 +56,7 @@ def test_ten_thousand_requests_with_retries_aborts_and_a_crash_reconcile_to_zero
     assert wastes["aborted"] >= 1
     assert world.value("SELECT count(*) FROM workers WHERE closed_at IS NULL") == 0
 
-    before: list[object] = []
+    before: list[Finding] = []
     url, store = world.settings.postgres.url, Store(world.settings.postgres)
     for name, statement in TAMPERINGS.items():
         with psycopg.connect(url) as connection:
