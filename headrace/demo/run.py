@@ -30,6 +30,7 @@ _LOOK_EVERY_S = 0.2
 _STUCK_S = 120.0
 """Without any new result for so long, what is open counts as lost."""
 _LAST_ANSWERS_S = 15.0
+_HEARTBEATS = 3
 
 
 def run(sizes: Sizes, folder: Path, *, once: bool) -> int:
@@ -80,13 +81,13 @@ class _Demo:
         with screen.step(self._out, "broker and database"):
             machine.start()
         environ = {**os.environ, **machine.environment}
-        self._settings, extra = demo_settings(self._folder, environ)
+        self._settings = demo_settings(self._folder, environ)
         with screen.step(self._out, "tables and topics"):
             migrations.upgrade(self._settings.postgres.url)
             topics.ensure(self._settings)
         self._store = Store(self._settings.postgres)
         self._stack.callback(self._store.close)
-        self._worker = Worker(self._settings, self._folder, extra)
+        self._worker = Worker(self._settings, self._folder)
         self._stack.callback(self._worker.stop)
         self._worker.child.start()
         self._traffic = Traffic(self._settings, f"demo-{self._since_ms}")
@@ -95,11 +96,10 @@ class _Demo:
         self._traffic.watch()
 
     def _put_load(self) -> None:
-        # The file is published while the worker loads its model: the backlog is there when it is ready.
-        self._traffic.publish_file(self._folder / "offline.jsonl", self._sizes.offline_requests)
         model = self._settings.engine.model_path if self._settings.engine.kind == "vllm" else "simulated engine"
         with screen.step(self._out, f"worker ready ({model})"):
             self._worker.wait_until_ready()
+        self._traffic.publish_file(self._folder / "offline.jsonl", self._sizes.offline_requests)
         self._traffic.publish_online(self._sizes.online_per_s, self._sizes.online_s)
         with screen.LoadScreen(self._out, self._tally) as shown:
             self._wait(lambda: not self._traffic.publishing and not self._tally.open, shown.update)
@@ -140,4 +140,13 @@ class _Demo:
         self._out.print()
         self._out.print(report.throughput(reports.latency_table(self._store, self._since_ms)))
         self._out.print(report.windows(page or ""))
-        self._out.print(report.cost(cost.cost_report(self._store, "business_line", self._since_ms)))
+        self._out.print(report.cost(self._cost()))
+
+    def _cost(self) -> cost.CostReport:
+        """Nothing is in flight here, but a worker tells its time a heartbeat later than its answers."""
+        deadline_s = time.monotonic() + _HEARTBEATS * self._settings.worker.heartbeat_s
+        while True:
+            found = cost.cost_report(self._store, "business_line", self._since_ms)
+            if not found.unpaid["in_flight"].ns or time.monotonic() > deadline_s:
+                return found
+            time.sleep(_LOOK_EVERY_S)

@@ -73,9 +73,7 @@ class LoadScreen:
         notes = []
         for class_name, counts in self._tally.counts.items():
             rate = counts.settled / max(time.monotonic() - self._began_s, 0.001)
-            lag = f"lag {counts.open:,}" + (
-                f", {counts.open / rate:.0f} s at this rate" if rate and counts.open else ""
-            )
+            lag = f"lag {counts.open:,}" + (f" ({counts.open / rate:.0f} s)" if rate and counts.open else "")
             for verb, done in (("published", counts.published), ("settled", counts.settled)):
                 note = lag if verb == "settled" else ""
                 total = max(counts.planned, counts.published)
@@ -88,14 +86,16 @@ class LoadScreen:
 
 
 class LiveScreen:
-    """A table that moves, until Ctrl-C."""
+    """A table that moves, until Ctrl-C. Only on a terminal."""
 
     def __init__(self, out: Console, tally: Tally) -> None:
+        self._out = out
         self._tally = tally
-        self._live = Live(self._table(), console=out, refresh_per_second=2, auto_refresh=False)
+        self._live = Live(console=out, auto_refresh=False, transient=True)
 
     def __enter__(self) -> LiveScreen:
-        self._live.start()
+        if self._out.is_terminal:
+            self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -103,7 +103,7 @@ class LiveScreen:
 
     def update(self) -> None:
         """Shows the figures as they are now."""
-        if self._live.console.is_terminal:
+        if self._out.is_terminal:
             self._live.update(self._table(), refresh=True)
 
     def _table(self) -> Table:

@@ -19,18 +19,9 @@ from headrace.stack.processes import Child
 READY_WITHIN_S = 300.0
 """A large model takes minutes to load."""
 
-_TINY_ENVIRONMENT = {
-    # Measured on two cores: the tiny model is faster on one thread than on two, and a core stays free for the
-    # broker, the database and the worker itself. One engine process instead of two starts 20 s sooner.
-    "OMP_NUM_THREADS": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "0",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_LOGGING_LEVEL": "WARNING",
-}
 
-
-def demo_settings(folder: Path, environ: Mapping[str, str]) -> tuple[Settings, dict[str, str]]:
-    """Settings of the demo, and further variables of its worker's environment.
+def demo_settings(folder: Path, environ: Mapping[str, str]) -> Settings:
+    """Settings of the demo.
 
     What file and environment say stands; the rest is chosen for a small machine: the tiny model, made
     in ``folder`` now; few partitions; topics under a prefix of the demo's own.
@@ -42,28 +33,21 @@ def demo_settings(folder: Path, environ: Mapping[str, str]) -> tuple[Settings, d
         "topics.reply_partitions": 4,
         "worker.http_port": _free_port(),
     }
-    extra: dict[str, str] = {}
     if settings.load(environ=environ).engine.kind == "vllm" and "engine.model_path" not in origins:
         model = str(make_tiny_model(folder / "tiny-llama"))
-        chosen |= {
-            "engine.model_path": model,
-            "engine.max_model_len": 2_048,
-            "engine.vllm": {"dtype": "float32", "kv_cache_memory_bytes": 256 << 20},
-            "pools.default.tokenizer": model,
-        }
-        extra = {name: value for name, value in _TINY_ENVIRONMENT.items() if name not in environ}
+        chosen |= {"engine.model_path": model, "engine.max_model_len": 2_048, "pools.default.tokenizer": model}
     for field, value in chosen.items():
         if not any(origin == field or origin.startswith(f"{field}.") for origin in origins):
             _set(tree, field, value)
-    return settings.build(tree), extra
+    return settings.build(tree)
 
 
 class Worker:
     """``headrace worker`` as a process, and what it tells over HTTP."""
 
-    def __init__(self, current: Settings, folder: Path, extra: Mapping[str, str]) -> None:
+    def __init__(self, current: Settings, folder: Path) -> None:
         # No settings file: the environment says it all.
-        environment = {**settings.environment(current), "HEADRACE_CONFIG": os.devnull, **extra}
+        environment = {**settings.environment(current), "HEADRACE_CONFIG": os.devnull}
         self._url = f"http://127.0.0.1:{current.worker.http_port}"
         self._drain_s = current.worker.drain_timeout_s
         self.child = Child(
