@@ -165,7 +165,7 @@ class World:
 
             def complete() -> bool:
                 found.extend(message for message in reader.consume(1_000, 0.2) if message.error() is None)
-                return len(found) >= wanted
+                return bool(len(found) >= wanted)
 
             wait_for(complete, 30, f"{wanted} records of {topic}")
             return found

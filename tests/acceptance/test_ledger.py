@@ -24,9 +24,9 @@ TAMPERINGS = {
         "(SELECT worker_epoch, seq FROM attempts WHERE charge_usd > 0 LIMIT 1)"
     ),
     "a result vanishes": "DELETE FROM results WHERE key = (SELECT key FROM results LIMIT 1)",
-    "waste is charged": (
-        "UPDATE attempts SET charge_usd = 1 WHERE (worker_epoch, seq) = "
-        "(SELECT worker_epoch, seq FROM attempts WHERE waste IS NOT NULL LIMIT 1)"
+    "waste is hidden as an answer": (
+        "UPDATE attempts SET waste = NULL WHERE (worker_epoch, seq) = "
+        "(SELECT worker_epoch, seq FROM attempts WHERE waste = 'retry' LIMIT 1)"
     ),
 }
 
