@@ -198,6 +198,8 @@ class Database:
         with self._engine.connect() as connection:
             driver(connection).deadline = deadline
             yield connection
+            if self._closed.is_set():
+                connection.detach()  # out of the pool that is gone: really closed, now
 
     def _connect(self) -> DeadlineConnection:
         postgres = self._postgres

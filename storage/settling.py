@@ -97,7 +97,9 @@ class Settling:
         """One row that the database refuses: told apart from a forgotten key, then stored bare."""
         row = settlement.result
         constraint = getattr(getattr(original(error), "diag", None), "constraint_name", None) or ""
-        candidates = [_bare(settlement, error, keep_attempts=True), _bare(settlement, error, keep_attempts=False)]
+        bare = _bare(settlement, error)
+        nameless = dataclasses.replace(bare.result, id=None)  # its id may be too long for the index
+        candidates = [bare, Settlement(nameless, bare.attempts), Settlement(bare.result), Settlement(nameless)]
         if constraint.startswith("results_") and constraint.endswith("_pkey"):
             found = {"day": day_at(row.appended_ms), "key": row.key}
             self._database.run(lambda connection: connection.execute(statements.REMEMBER_AGAIN, found))
@@ -129,12 +131,12 @@ def _entry(settlement: Settlement, place: int) -> _Entry:
     return _Entry(settlement, place, row.key.lower(), row.record, day_at(row.appended_ms), seq)
 
 
-def _bare(settlement: Settlement, error: BaseException, *, keep_attempts: bool) -> Settlement:
-    """What can be stored of a row that cannot: who and where it was, and that it failed."""
+def _bare(settlement: Settlement, error: BaseException) -> Settlement:
+    """What can be stored of a row that cannot: who and where it was, that it failed, and the time it took."""
     row = settlement.result
     bare = ResultRow(
         key=row.key,
-        id=row.id if keep_attempts else None,
+        id=row.id,
         source=row.source,
         pool=row.pool,
         class_name=row.class_name,
@@ -144,7 +146,7 @@ def _bare(settlement: Settlement, error: BaseException, *, keep_attempts: bool) 
         status=Status.FAILED,
         error_code=UNSTORABLE,
         error_message=clean_text(f"the database cannot hold this result: {message_of(error)}")[:_MESSAGE_CHARS],
-        worker=row.worker,
+        worker=clean_text(row.worker),
         worker_epoch=row.worker_epoch,
         topic=row.topic,
         partition=row.partition,
@@ -156,7 +158,7 @@ def _bare(settlement: Settlement, error: BaseException, *, keep_attempts: bool) 
         dataclasses.replace(attempt, waste=attempt.waste or Waste.RETRY, charge_usd=ZERO_USD, tariff_id=None)
         for attempt in settlement.attempts
     ]
-    return Settlement(bare, tries if keep_attempts else [])
+    return Settlement(bare, tries)
 
 
 # -- inside the transaction -----------------------------------------------------------------------
