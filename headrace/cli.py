@@ -37,7 +37,7 @@ COMMANDS = {
     "stack": Entry("A broker and a database on this machine, without Docker.", "dev"),
     "submit": Entry("Publish requests from a file, from standard input or from the command line."),
     "topics": Entry("Create the topics, or check them against the settings."),
-    "worker": Entry("Answer requests: one engine, until told to stop.", "worker"),
+    "worker": Entry("Run a worker: pull windows from Kafka, keep the engine full, settle in Postgres.", "worker"),
 }
 
 
