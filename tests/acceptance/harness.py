@@ -18,6 +18,7 @@ import confluent_kafka as ck
 import msgspec
 import orjson
 import psycopg
+from confluent_kafka.admin import AdminClient
 
 from broker import config, topics
 from contract import settings as contract_settings
@@ -199,6 +200,12 @@ class World:
             return {one.partition: one.offset for one in found}
         finally:
             reader.close()
+
+    def delete_records(self, topic: str, partition: int, *, before: int) -> None:
+        """Does what retention does."""
+        admin = AdminClient(config.admin_config(self.settings))
+        for future in admin.delete_records([ck.TopicPartition(topic, partition, before)]).values():
+            future.result(timeout=10)
 
     def lag(self, class_name: str = "online") -> int:
         """Records of a class that are not committed."""

@@ -180,3 +180,15 @@ def test_expired_deadline_is_not_run(world: World) -> None:
     world.wait_settled(1)
     assert world.query("SELECT outcome FROM settled") == [("expired",)]
     assert world.value("SELECT count(*) FROM attempts") == 0
+
+
+def test_records_that_retention_took_are_counted_as_lost_not_skipped_in_silence(world: World) -> None:
+    first = world.worker().ready()
+    world.publish(world.requests(5), partition=0)
+    wait_for(lambda: world.committed(world.topic())[0] == 5, 30, "five are done")
+    assert first.terminate() == 0
+    world.publish(world.requests(10, prefix="late"), partition=0)
+    world.delete_records(world.topic(), 0, before=12)
+    second = world.worker().ready()
+    world.wait_settled(8)
+    assert 'headrace_lost_records_total{class="online"} 7.0' in second.get("/metrics")[1]
