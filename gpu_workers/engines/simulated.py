@@ -191,6 +191,7 @@ class SimulatedEngine:
             for job in due:
                 if job.job_id in self._jobs:
                     self._enter(job)
+            self._begin_steps()
 
     def _enter(self, job: Job) -> None:
         planned = _plan_of(job)
@@ -202,16 +203,14 @@ class SimulatedEngine:
                 output_tokens=choice.tokens,
                 priority=job.priority,
             )
-        if not self._stepping:
-            self._step_ends_s = self._clock.time()
-            self._begin_step()
 
-    def _begin_step(self) -> None:
-        duration_s = self._gpu.begin_step()
-        self._stepping = duration_s is not None
+    def _begin_steps(self) -> None:
+        """Sets an idle GPU going. All that came in this turn takes part in the first step."""
+        duration_s = None if self._stepping else self._gpu.begin_step()
         if duration_s is not None:
-            self._step_ends_s += duration_s
-            self._later(self._step_ends_s - self._clock.time(), self._end_steps)
+            self._stepping = True
+            self._step_ends_s = self._clock.time() + duration_s
+            self._later(duration_s, self._end_steps)
 
     def _end_steps(self) -> None:
         """Ends the step that is due, and those behind it when the clock ran ahead of us."""

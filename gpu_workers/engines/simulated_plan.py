@@ -54,6 +54,7 @@ _SENTENCE = (
     "for morning each stone weighs more than it seems yet moves light as air when flow is even and never in haste"
 )
 _BOOK = [f" {word}" for word in random.Random(1).choices(_SENTENCE.split(), k=2_048)]
+_OTHERS = sorted(set(_BOOK))
 _PLACES = 1_024
 _OFFSETS = list(itertools.accumulate(map(len, _BOOK), initial=0))
 _BOOK_TEXT = "".join(_BOOK)
@@ -113,7 +114,7 @@ class Plan:
         for word in _words(one.tag, tokens):
             logprob: float | None = -draw.random()
             top: list[tuple[str, float | None]] = [(word, logprob)]
-            top += [(other, -1.0 - draw.random()) for other in draw.sample(_BOOK, k=20)]
+            top += [(other, -1.0 - draw.random()) for other in draw.sample(_OTHERS, k=20)]
             if self.faults and "logprobs" in self.faults:
                 top = [(other, next(weird)) for other, _ in top]
                 logprob = next(weird)
