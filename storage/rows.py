@@ -187,7 +187,10 @@ class Settled:
     status: Status
     day: dt.date
     records: tuple[str, ...]
-    """Every record that carried this key so far, ``topic/partition/offset``, oldest first."""
+    """The records settled under this key, ``topic/partition/offset``, one per generation, oldest first.
+
+    A duplicate of an answer is not among them: it changes nothing.
+    """
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -69,12 +69,14 @@ LOOK_UP = sa.text("""
         SELECT :epoch, c.topic, c.partition, c.first_offset, c.last_offset
         FROM relaxed, unnest(CAST(:topics AS text[]), CAST(:partitions AS int[]), CAST(:firsts AS bigint[]),
                              CAST(:lasts AS bigint[])) AS c (topic, partition, first_offset, last_offset)
+        WHERE EXISTS (SELECT 1 FROM workers WHERE epoch = :epoch AND closed_at IS NULL)
         ON CONFLICT (worker_epoch, topic, partition) DO UPDATE
         SET first_offset = excluded.first_offset, last_offset = excluded.last_offset, claimed_at = now()
     )
     SELECT key, generation, outcome, day, records FROM settled WHERE key = ANY (CAST(:keys AS uuid[]))
 """)
-"""Claims and memory in one statement. A claim need not wait for its disk: it is a trace, not a lock."""
+"""Claims and memory in one statement. A claim need not wait for its disk: it is a trace, not a lock. A closed
+epoch claims nothing: its claims count as deaths."""
 
 RELEASE_CLAIMS = sa.text("""
     DELETE FROM claims USING unnest(CAST(:topics AS text[]), CAST(:partitions AS int[])) AS c (topic, partition)

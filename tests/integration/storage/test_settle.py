@@ -329,5 +329,6 @@ def test_claims_of_the_dead_are_found_and_only_theirs(store: Store) -> None:
     stopped.close()
     dead.fall_silent()
     store.reap(30)
+    store.look_up(dead.epoch, [Claim(TOPIC, 0, 50, 60)], [])  # a zombie claims nothing any more
     assert store.dead_claims(TOPIC, 0, me.epoch) == [(dead.epoch, 1, 11)]
     assert store.dead_claims(TOPIC, 1, me.epoch) == []
