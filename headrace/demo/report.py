@@ -19,7 +19,7 @@ _SHOWN = 5
 
 def throughput(lines: Iterable[LatencyLine]) -> Table:
     """Per class and bucket: count, outcomes, rates, percentiles of queue, inference and total."""
-    table = _table("Per class and bucket (times: P50 / P95 / P99, ms)")
+    table = _table("Per class and bucket (times: P50 / P95 / P99, seconds)")
     for name in ("class", "bucket"):
         table.add_column(name)
     table.add_column("count", justify="right")
@@ -99,7 +99,12 @@ def _table(title: str) -> Table:
 
 
 def _percentiles(value: Percentiles | None) -> str:
-    return "-" if value is None else f"{value.p50:,.0f} / {value.p95:,.0f} / {value.p99:,.0f}"
+    return "-" if value is None else " / ".join(_seconds(ms / 1000) for ms in (value.p50, value.p95, value.p99))
+
+
+def _seconds(value: float) -> str:
+    digits = 3 if value < 1 else 2 if value < 10 else 1
+    return f"{value:,.{digits}f}"
 
 
 def _usd(amount: Fraction) -> str:

@@ -96,8 +96,8 @@ class _Demo:
         self._traffic.watch()
 
     def _put_load(self) -> None:
-        model = self._settings.engine.model_path if self._settings.engine.kind == "vllm" else "simulated engine"
-        with screen.step(self._out, f"worker ready ({model})"):
+        engine = self._settings.engine
+        with screen.step(self._out, f"worker ready ({engine.kind} {Path(engine.model_path).name})"):
             self._worker.wait_until_ready()
         self._traffic.publish_file(self._folder / "offline.jsonl", self._sizes.offline_requests)
         self._traffic.publish_online(self._sizes.online_per_s, self._sizes.online_s)

@@ -34,7 +34,7 @@ def demo_settings(folder: Path, environ: Mapping[str, str]) -> Settings:
         "worker.http_port": _free_port(),
     }
     if settings.load(environ=environ).engine.kind == "vllm" and "engine.model_path" not in origins:
-        model = str(make_tiny_model(folder / "tiny-llama"))
+        model = str(make_tiny_model(folder.absolute() / "tiny-llama"))
         chosen |= {"engine.model_path": model, "engine.max_model_len": 2_048, "pools.default.tokenizer": model}
     for field, value in chosen.items():
         if not any(origin == field or origin.startswith(f"{field}.") for origin in origins):

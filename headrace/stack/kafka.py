@@ -68,7 +68,7 @@ class KafkaServer:
     """
 
     def __init__(self, folder: Path, properties: Mapping[str, str] | None = None, *, heap_mb: int = 512) -> None:
-        self.folder = folder
+        self.folder = folder.absolute()
         self._properties = dict(properties or {})
         self._heap_mb = heap_mb
         self._ports: tuple[int, int] | None = None

@@ -32,7 +32,7 @@ class PostgresServer:
     """A server with its data in ``folder``. ``options`` are server settings (``fsync``, ``max_connections``, …)."""
 
     def __init__(self, folder: Path, options: Mapping[str, str] | None = None) -> None:
-        self.folder = folder
+        self.folder = folder.absolute()  # the server and its system user stand elsewhere
         self._options = {"max_connections": "200"} | dict(options or {})
         self._child: Child | None = None
 
@@ -120,7 +120,7 @@ class PostgresServer:
         return True
 
     def _socket_folder(self) -> Path:
-        folder = self.folder.resolve()
+        folder = self.folder
         if len(os.fsencode(folder / "socket" / _SOCKET_NAME)) <= _SOCKET_PATH_MAX_BYTES:
             return folder / "socket"
         digest = hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]

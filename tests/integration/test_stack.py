@@ -66,6 +66,19 @@ def test_database_keeps_committed_rows_over_a_kill(session_folder: Path) -> None
         server.stop()
 
 
+def test_servers_in_a_relative_folder_start(session_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(session_folder)
+    servers = (PostgresServer(Path("relative/postgres")), KafkaServer(Path("relative/kafka")))
+    server: PostgresServer | KafkaServer
+    try:
+        for server in servers:
+            server.start()
+            assert (session_folder / "relative" / server.log.parent.name / "data").is_dir()
+    finally:
+        for server in servers:
+            server.stop()
+
+
 def test_database_in_a_deep_folder_has_a_socket_that_fits(session_folder: Path) -> None:
     server = PostgresServer(session_folder / ("deep-" + "x" * 120))
     server.start()
