@@ -97,7 +97,8 @@ class _Demo:
 
     def _put_load(self) -> None:
         engine = self._settings.engine
-        with screen.step(self._out, f"worker ready ({engine.kind} {Path(engine.model_path).name})"):
+        model = f", {Path(engine.model_path).name}" if engine.model_path else ""
+        with screen.step(self._out, f"worker ready ({engine.kind}{model})"):
             self._worker.wait_until_ready()
         self._traffic.publish_file(self._folder / "offline.jsonl", self._sizes.offline_requests)
         self._traffic.publish_online(self._sizes.online_per_s, self._sizes.online_s)

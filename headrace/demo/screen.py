@@ -15,7 +15,7 @@ from rich.table import Table
 from headrace.demo.load import OFFLINE, ONLINE
 from headrace.demo.tally import Tally
 
-WIDTH = 120
+WIDTH = 132
 """Of output that is no terminal: the tables' own."""
 _LINE_EVERY_S = 10.0
 _RECENT_S = 30.0
