@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import pytest
+
+from contract.settings import Settings
 from tests.acceptance.harness import World
 
 
@@ -63,7 +70,13 @@ def test_same_id_many_times_at_once_is_computed_once_per_worker_and_charged_once
     world.assert_sound(1)
 
 
-def test_two_workers_share_the_load_without_loss_or_double(world: World) -> None:
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_two_workers_share_the_load_without_loss_or_double(
+    settings: Settings, tmp_path: Path, request: pytest.FixtureRequest, protocol: Literal["classic", "consumer"]
+) -> None:
+    kafka = msgspec.structs.replace(settings.kafka, group_protocol=protocol)
+    world = World(msgspec.structs.replace(settings, kafka=kafka), tmp_path)
+    request.addfinalizer(world.close)
     first, second = world.worker(), world.worker()
     first.ready(), second.ready()
     world.publish(world.requests(2_000))
