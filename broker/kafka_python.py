@@ -16,6 +16,8 @@ from contract.settings import Settings
 Properties = dict[str, Any]
 Translation = tuple[str, Callable[[Any], Any]]
 
+_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+
 
 def _flag(value: Any) -> bool:
     text = str(value).lower()
@@ -26,6 +28,12 @@ def _flag(value: Any) -> bool:
 
 def _upper(value: Any) -> str:
     return str(value).upper()
+
+
+def _protocol(value: Any) -> str:
+    if _upper(value) not in _PROTOCOLS:  # kafka-python itself would connect in plain text
+        raise ValueError(f"must be one of {', '.join(_PROTOCOLS)}")
+    return _upper(value)
 
 
 def _algorithm(value: Any) -> bool:
@@ -40,7 +48,7 @@ def _compression(value: Any) -> str | None:
 
 _ANY: dict[str, Translation] = {
     "client.id": ("client_id", str),
-    "security.protocol": ("security_protocol", _upper),
+    "security.protocol": ("security_protocol", _protocol),
     "sasl.mechanism": ("sasl_mechanism", _upper),
     "sasl.mechanisms": ("sasl_mechanism", _upper),
     "sasl.username": ("sasl_plain_username", str),

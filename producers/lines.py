@@ -42,7 +42,7 @@ def parse_line(number: int, line: bytes) -> Request:
             f"line {number}: begins with a byte order mark; only the first line of a file may",
             code="invalid_json_line",
         )
-    request, error = messages.parse_request(line)
+    request, error, _ = messages.parse_request(line)
     if error is not None:
         code = "invalid_json_line" if error.code in ("invalid_json", "not_an_object") else error.code
         raise InvalidRequest(f"line {number}: {error.message}", code=code, param=error.param)

@@ -43,7 +43,8 @@ class Producer(Protocol):
         done: Done,
         partition: int | None = None,
     ) -> None:
-        """Hands one record over; any thread. Never raises for the record's or the broker's fault.
+        """Hands one record over; any thread. Never raises for the record's or the broker's fault. A record larger
+        than ``topics.max_message_bytes`` fails alone, before it is sent.
 
         ``done`` is called once, on any thread, at the latest shortly after ``kafka.delivery_timeout_s``.
         It does not bound what is buffered: its caller does.

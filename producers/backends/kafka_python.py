@@ -7,12 +7,12 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import kafka
 from kafka import errors
 
-from broker import config
+from broker import config, records
 from broker import kafka_python as translation
 from broker.publisher import Failure, FailureKind
 from contract import logs
@@ -22,8 +22,7 @@ from producers.backends import Backend, Done, Headers, Producer, Reader, Record,
 
 _BATCH_RECORDS = 500
 _COMMIT_EVERY_S = 1.0
-
-Made = TypeVar("Made")
+_FORCED_CLOSE_S = 2.0
 
 
 class KafkaPythonBackend(Backend):
@@ -55,7 +54,8 @@ class KafkaPythonBackend(Backend):
 class KafkaPythonProducer(Producer):
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._producer = _connect(settings, lambda: kafka.KafkaProducer(**translation.producer_config(settings)))
+        self._limit_bytes = settings.topics.max_message_bytes
+        self._producer = _connect(kafka.KafkaProducer, translation.producer_config(settings), settings)
 
     def produce(
         self,
@@ -66,6 +66,11 @@ class KafkaPythonProducer(Producer):
         done: Done,
         partition: int | None = None,
     ) -> None:
+        # Judged here, before the broker does: its refusal ends an idempotent KafkaProducer, neighbours and all.
+        if not records.fits(key, value, headers, self._limit_bytes):
+            text = f"larger than {self._limit_bytes} bytes"
+            done(Failure(None, FailureKind.TOO_LARGE, "MessageSizeTooLargeError", text))
+            return
         try:
             future = self._producer.send(topic, value, key, headers, partition)
         except (errors.KafkaError, ValueError) as error:
@@ -89,25 +94,28 @@ class KafkaPythonProducer(Producer):
         return True
 
     def close(self, timeout_s: float) -> None:
-        with contextlib.suppress(errors.KafkaTimeoutError):
-            self._producer.close(timeout_s)
-            return
-        self._producer.close(0)
+        if not self.flush(timeout_s):
+            # Its close() would wait for the same once more and then give up without closing.
+            self._producer._sender.force_close()
+            self._producer._sender.join(_FORCED_CLOSE_S)
+        self._producer.close(_FORCED_CLOSE_S)
 
 
 class KafkaPythonReader(Reader):
     def __init__(self, consumer: Any, settings: Settings, assigned: list[Any], since: Since) -> None:
         self._consumer = consumer
         self._timeout_ms = int(settings.kafka.request_timeout_s * 1_000)
+        self._grouped = not assigned
+        self._joined = False
         self._done: dict[Any, int] = {}
-        self._ends: dict[Any, int] | None = None
+        self._ends: dict[Any, int] = {}
         self._next_commit = time.monotonic() + _COMMIT_EVERY_S
         self._log = logs.get("producers")
         self._closed = False
         self.listener = _Listener(self)
         if assigned:
             self._consumer.assign(assigned)
-            self._ends = self._end_offsets(assigned)
+            self._ends = dict(consumer.end_offsets(assigned, self._timeout_ms))
             first = consumer.beginning_offsets(assigned, self._timeout_ms) if since == "earliest" else self._ends
             for partition in assigned:
                 consumer.seek(partition, first[partition])
@@ -121,77 +129,88 @@ class KafkaPythonReader(Reader):
             self._log.warning("reader.error", code=type(error).__name__, text=str(error))
             return []
         if self._done and time.monotonic() >= self._next_commit:
-            self._commit(wait=False)
-        return [_record(record) for records in found.values() for record in records]
+            self._next_commit = time.monotonic() + _COMMIT_EVERY_S
+            self._consumer.commit_async(self._take_done())
+        return [_record(record) for batch in found.values() for record in batch]
 
     def at_end(self) -> bool:
-        if self._ends is None:
-            return False
+        if self._grouped:
+            if not self._joined:
+                return False
+            assigned = self._consumer.assignment()
+            if set(self._ends) != assigned:
+                self._ends = dict(self._consumer.end_offsets(list(assigned), self._timeout_ms)) if assigned else {}
         return all(self._consumer.position(partition) >= end for partition, end in self._ends.items())
 
     def done(self, record: Record) -> None:
-        if self._consumer.config["group_id"] is not None:
-            self._done[kafka.TopicPartition(record.topic, record.partition)] = record.offset + 1
+        if self._grouped:
+            partition = kafka.TopicPartition(record.topic, record.partition)
+            if partition in self._consumer.assignment():  # else it has a new owner, who reads it again
+                self._done[partition] = record.offset + 1
 
     def close(self) -> None:
         if self._closed:
             return
         self._closed = True
-        self._commit(wait=True)
+        if self._done:
+            try:
+                self._consumer.commit(self._take_done(), self._timeout_ms)
+            except errors.KafkaError as error:  # the next owner reads them again
+                self._log.warning("reader.not_committed", code=type(error).__name__, text=str(error))
         self._consumer.close(autocommit=False, timeout_ms=self._timeout_ms)
 
-    def assigned(self, partitions: list[Any]) -> None:
-        """The group gave us these in all (called within ``poll``)."""
-        self._ends = self._end_offsets(partitions) if partitions else {}
+    def assigned(self) -> None:
+        """The group gave us our share. Called within ``poll``, must not block."""
+        self._joined = True
 
-    def revoked(self) -> None:
-        """The group takes them away: commit first (called within ``poll``)."""
-        self._commit(wait=True)
-        self._ends = None
+    async def revoked(self) -> None:
+        """The group takes partitions away: what is done is committed first. Called within ``poll``."""
+        self._joined = False
+        if self._done:
+            try:
+                await self._consumer.commit_async(self._take_done())
+            except errors.KafkaError as error:  # the next owner reads them again
+                self._log.warning("reader.not_committed", code=type(error).__name__, text=str(error))
 
-    def _end_offsets(self, partitions: list[Any]) -> dict[Any, int]:
-        return dict(self._consumer.end_offsets(partitions, self._timeout_ms))
-
-    def _commit(self, *, wait: bool) -> None:
-        offsets = {partition: kafka.OffsetAndMetadata(offset, "", -1) for partition, offset in self._done.items()}
-        self._done.clear()
-        self._next_commit = time.monotonic() + _COMMIT_EVERY_S
-        if not offsets:
-            return
-        try:
-            if wait:
-                self._consumer.commit(offsets, self._timeout_ms)
-            else:
-                self._consumer.commit_async(offsets)
-        except errors.KafkaError as error:  # the next owner reads them again
-            self._log.warning("reader.not_committed", code=type(error).__name__, text=str(error))
+    def _take_done(self) -> dict[Any, Any]:
+        done, self._done = self._done, {}
+        return {partition: kafka.OffsetAndMetadata(offset, "", -1) for partition, offset in done.items()}
 
 
-class _Listener(kafka.ConsumerRebalanceListener):  # type: ignore[misc]
+class _Listener(kafka.AsyncConsumerRebalanceListener):  # type: ignore[misc]
     def __init__(self, reader: KafkaPythonReader) -> None:
         self._reader = reader
 
-    def on_partitions_revoked(self, revoked: Any) -> None:
-        self._reader.revoked()
+    async def on_partitions_revoked(self, revoked: Any) -> None:
+        await self._reader.revoked()
 
-    def on_partitions_assigned(self, assigned: Any) -> None:
-        self._reader.assigned(list(assigned))
+    async def on_partitions_assigned(self, assigned: Any) -> None:
+        self._reader.assigned()
 
 
-def _connect(settings: Settings, make: Callable[[], Made]) -> Made:
+def _connect(kind: Callable[..., Any], properties: Mapping[str, Any], settings: Settings) -> Any:
+    """A producer or consumer that has reached a broker; else nothing of it is left."""
+    clients: list[Any] = []
+
+    def network(**configs: Any) -> Any:
+        clients.append(kafka.KafkaProducer.DEFAULT_CONFIG["kafka_client"](**configs))
+        return clients[-1]
+
     try:
-        return make()
-    except (errors.KafkaConfigurationError, ValueError, TypeError, RuntimeError, AssertionError, OSError) as error:
+        return kind(**properties, kafka_client=network)
+    except Exception as error:
+        for client in clients:  # the library would leave its thread connecting for ever
+            client.close()
+        if isinstance(error, errors.KafkaError) and not isinstance(error, errors.KafkaConfigurationError):
+            raise config.unreachable(settings, error) from error
         raise SettingsError("kafka.properties", "(all)", f"kafka-python refuses them: {error}") from error
-    except errors.KafkaError as error:
-        raise config.unreachable(settings, error) from error
 
 
 def _consumer(settings: Settings, group: str | None, since: Since, timeout_s: float | None = None) -> Any:
     properties = translation.consumer_config(settings, group) | {"auto_offset_reset": since}
     if timeout_s is not None:
         properties["bootstrap_timeout_ms"] = int(timeout_s * 1_000)
-    return _connect(settings, lambda: kafka.KafkaConsumer(**properties))
+    return _connect(kafka.KafkaConsumer, properties, settings)
 
 
 def _partitions(consumer: Any, topic: str) -> list[int]:
@@ -229,7 +248,7 @@ def _failure(error: BaseException) -> Failure:
     kind = FailureKind.REFUSED
     if isinstance(error, _TOO_LARGE):
         kind = FailureKind.TOO_LARGE
-    elif getattr(error, "retriable", False):
+    elif getattr(error, "retriable", False) or isinstance(error, errors.IllegalStateError):  # closed under way
         kind = FailureKind.RETRIABLE
     return Failure(None, kind, type(error).__name__, str(error))
 
@@ -261,4 +280,6 @@ class _ToStructlog(logging.Handler):
 
 @functools.cache
 def _forward_log() -> None:
-    logging.getLogger("kafka").addHandler(_ToStructlog())
+    log = logging.getLogger("kafka")
+    log.addHandler(_ToStructlog())
+    log.propagate = False

@@ -47,7 +47,7 @@ def headers(prepared: Prepared) -> dict[str, bytes | None]:
 
 def test_record_is_what_the_worker_reads_back() -> None:
     prepared = prepare({"input": "hi", "max_tokens": 3, "deadline_ms": 5_000, "new_field": 1}, partition=4)
-    request, error = messages.parse_request(prepared.value)
+    request, error, _ = messages.parse_request(prepared.value)
     assert error is None
     assert (request.id, request.source) == (prepared.ticket.id, "here")
     assert request.deadline == dt.datetime.fromtimestamp((NOW_MS + 5_000) / 1_000, dt.UTC)
@@ -67,7 +67,7 @@ def test_record_is_what_the_worker_reads_back() -> None:
 
 def test_struct_and_mapping_give_the_same_record() -> None:
     fields = {"id": "1", "source": "s", "messages": [{"role": "user", "content": "hi"}], "seed": 3, "new": [1]}
-    request, _ = messages.parse_request(orjson.dumps(fields))
+    request, _, _ = messages.parse_request(orjson.dumps(fields))
     one, other = prepare(fields), prepare(request)
     assert orjson.loads(one.value) == orjson.loads(other.value)
     assert one.headers == other.headers
@@ -178,7 +178,7 @@ def test_equal_affinities_share_few_keys_and_a_resubmission_keeps_its_own() -> N
 @given(st.text(st.characters(), min_size=1, max_size=30), st.text(st.characters(), max_size=30))
 def test_key_matches_the_workers_for_any_id_and_text(request_id: str, text: str) -> None:
     prepared = prepare({"id": request_id, "source": text, "input": text})
-    request, error = messages.parse_request(prepared.value)
+    request, error, _ = messages.parse_request(prepared.value)
     assert error is None
     assert request.id is not None
     assert identity.request_key(request.source, request.id) == prepared.ticket.key
