@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
+import psycopg
 import pytest
+from confluent_kafka.admin import AdminClient
 
 from headrace.stack.processes import wait_for
 
@@ -22,11 +24,11 @@ LONG = ("--offline", "60", "--online-s", "120", "--online-per-s", "10")
 class Demo:
     """A running ``headrace demo``; knows every process that came of it."""
 
-    def __init__(self, folder: Path, *args: str) -> None:
+    def __init__(self, folder: Path, *args: str, **environ: str) -> None:
         self.output = folder / "output.txt"
         self.token = secrets.token_hex(16)
         command = [sys.executable, "-m", "headrace", "demo", "--folder", str(folder / "demo"), *args]
-        environment = {**os.environ, "HEADRACE_ENGINE__KIND": "simulated", "HEADRACE_TEST_TOKEN": self.token}
+        environment = {**os.environ, "HEADRACE_ENGINE__KIND": "simulated", "HEADRACE_TEST_TOKEN": self.token, **environ}
         with self.output.open("wb") as stream:
             self.process = subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT, env=environment)
         self.family: dict[int, psutil.Process] = {}
@@ -45,8 +47,11 @@ class Demo:
         """Everything that runs because of the demo now."""
         for process in psutil.Process(self.process.pid).children(recursive=True):
             self.family[process.pid] = process
-        names = {process.name() for process in self.family.values()}
-        assert {"java", "postgres"} <= names, names
+        assert {"java", "postgres"} <= self.names()
+
+    def names(self) -> set[str]:
+        """Programs that run under the demo now."""
+        return {process.name() for process in psutil.Process(self.process.pid).children(recursive=True)}
 
     def left(self) -> list[str]:
         """Processes of the demo that still run: those remembered, and any with its token in the environment."""
@@ -88,6 +93,24 @@ def test_demo_ends_by_itself_sound_and_reports(folder: Path, demos: list[Demo]) 
     for line in ("search", "support", "ads", "archive", "catalogue"):
         assert line in text
     assert "60" in next(line for line in text.splitlines() if "│ offline" in line and "60" in line)
+
+
+def test_demo_uses_the_servers_that_the_settings_name_and_lets_them_run(
+    folder: Path, demos: list[Demo], kafka: str, postgres_url: str, topic_prefix: str
+) -> None:
+    environ = {
+        "HEADRACE_KAFKA__BOOTSTRAP_SERVERS": kafka,
+        "HEADRACE_POSTGRES__URL": postgres_url,
+        "HEADRACE_TOPICS__PREFIX": topic_prefix,
+    }
+    demos.append(demo := Demo(folder, "--once", *SMALL, **environ))
+    demo.wait_text("worker ready")
+    assert not {"java", "postgres"} & demo.names()
+    assert demo.process.wait(120) == 0, demo.text()
+    with psycopg.connect(postgres_url) as connection:
+        rows = connection.execute("SELECT count(*) FROM results WHERE id LIKE 'offline-%'").fetchone()
+    assert rows == (60,)
+    assert f"{topic_prefix}.results" in AdminClient({"bootstrap.servers": kafka}).list_topics(timeout=10).topics
 
 
 @pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
