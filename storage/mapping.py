@@ -14,11 +14,14 @@ from storage.rows import ZERO_USD, AttemptRow, ResultRow, day_of
 from storage.statements import ATTEMPT_COLUMNS
 
 _MS_PER_DAY = 86_400_000
+_LAST_MS = 253_402_214_400_000 - 1
+"""The end of the last day but one of year 9999: its partition ends on the last."""
 
 
 def day_at(time_ms: int) -> dt.date:
-    """``rows.day_of``, remembered for the days in use. Raises ValueError or OverflowError outside years 1 to 9999."""
-    return _day(time_ms // _MS_PER_DAY)
+    """``rows.day_of``, remembered for the days in use. A time that is none (before 1970, after 9999) counts as the
+    nearest that is: a record's wrong clock must not keep its outcome out."""
+    return _day(min(max(time_ms, 0), _LAST_MS) // _MS_PER_DAY)
 
 
 @functools.lru_cache(maxsize=256)

@@ -20,7 +20,7 @@ import dataclasses
 import datetime as dt
 import decimal
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import psycopg
@@ -172,16 +172,13 @@ def _write(connection: sa.Connection, entries: Sequence[_Entry]) -> dict[int, Ve
     won = _win_keys(connection, entries)
     winners = [(entry, won[entry.place]) for entry in entries if entry.place in won]
     losers = [entry for entry in entries if entry.place not in won]
-    _copy(connection, statements.COPY_RESULTS, (result_values(e.row, e.key, generation) for e, generation in winners))
-    _copy(
-        connection,
-        statements.COPY_ATTEMPTS,
-        (
-            attempt_values(attempt, entry.row, entry.key, generation)
-            for entry, generation in winners
-            for attempt in entry.settlement.attempts
-        ),
-    )
+    _copy(connection, statements.COPY_RESULTS, [result_values(e.row, e.key, generation) for e, generation in winners])
+    tries = [
+        attempt_values(attempt, entry.row, entry.key, generation)
+        for entry, generation in winners
+        for attempt in entry.settlement.attempts
+    ]
+    _copy(connection, statements.COPY_ATTEMPTS, tries)
     verdicts = _lose(connection, losers, {entry.key for entry, _ in winners}) if losers else {}
     for entry, generation in winners:
         entry.row.generation = generation
@@ -190,9 +187,8 @@ def _write(connection: sa.Connection, entries: Sequence[_Entry]) -> dict[int, Ve
 
 
 def _win_keys(connection: sa.Connection, entries: Sequence[_Entry]) -> dict[int, int]:
-    """Place → generation of the entries that won their key; one statement for each time a key repeats."""
+    """Place → generation of the entries that won their key. A round for each time a refused key repeats."""
     won: dict[int, int] = {}
-    answered: set[str] = set()
     waiting = list(entries)
     while waiting:
         now: dict[str, _Entry] = {}
@@ -200,13 +196,15 @@ def _win_keys(connection: sa.Connection, entries: Sequence[_Entry]) -> dict[int,
         for entry in waiting:
             if entry.key in now:
                 later.append(entry)
-            elif entry.key not in answered:
+            else:
                 now[entry.key] = entry
-        if now:
-            for key, generation in connection.execute(statements.SETTLE, _settle_parameters(now.values())):
-                won[now[key].place] = generation
-                if now[key].row.status in ANSWERS:
-                    answered.add(key)
+        for key, generation in connection.execute(statements.SETTLE, _settle_parameters(now.values())):
+            won[now[key].place] = generation
+        if later:
+            # Those that repeat an answered key have lost: a flood of one id must not take a round each.
+            keys = {"keys": sorted({entry.key for entry in later})}
+            answered = set(connection.execute(statements.ANSWERED, keys).scalars())
+            later = [entry for entry in later if entry.key not in answered]
         waiting = later
     return won
 
@@ -237,6 +235,7 @@ def _lose(connection: sa.Connection, losers: Sequence[_Entry], won_here: set[str
         day, result = visible.get(entry.key, (winner.day, None))
         ours = (winner.winner_epoch, winner.winner_seq, winner.record) == (row.worker_epoch, entry.seq, entry.record)
         if ours and entry.key not in won_here:
+            won_here.add(entry.key)  # only once, should its record be in the batch twice
             if result is None or result.status == row.status:
                 # Ours, and with the output that ``keep_output`` may have left out of the table.
                 row.generation, result = winner.generation, row
@@ -256,7 +255,9 @@ def _not_kept(row: ResultRow, generation: int) -> ResultRow:
     return dataclasses.replace(row, generation=generation, charge_usd=ZERO_USD)
 
 
-def _copy(connection: sa.Connection, statement: bytes, rows: Iterable[tuple[Any, ...]]) -> None:
+def _copy(connection: sa.Connection, statement: bytes, rows: Sequence[tuple[Any, ...]]) -> None:
+    if not rows:
+        return
     with driver(connection).cursor() as cursor, cursor.copy(statement) as copy:
         for row in rows:
             copy.write_row(row)

@@ -117,6 +117,9 @@ SETTLE = sa.text(f"""
 """The winners. A new key wins; so does a new record of a key that was refused (a resubmission). Keys are
 unique within one call and inserted in order, so that writers of the same keys queue and do not deadlock."""
 
+ANSWERED = sa.text(f"SELECT key::text FROM settled WHERE key = ANY (CAST(:keys AS uuid[])) AND outcome IN ({_ANSWERS})")
+"""Which of these keys nobody can win any more."""
+
 _VISIBLE = """
     FROM settled s JOIN results r ON r.day = s.day AND r.key = s.key AND r.generation = s.generation
     WHERE s.key = ANY (CAST(:keys AS uuid[]))

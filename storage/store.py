@@ -22,7 +22,7 @@ from contract.settings import Cost, Postgres
 from contract.statuses import Status, Waste
 from storage import partitions, statements
 from storage.database import Database
-from storage.mapping import keyless_attempt, result_from
+from storage.mapping import day_at, keyless_attempt, result_from
 from storage.rows import AttemptRow, Claim, ResultRow, Settled, Settlement, TimeRow, Verdict, day_of
 from storage.settling import Settling
 
@@ -167,7 +167,7 @@ class Store:
 
     def attempts_of(self, row: ResultRow) -> list[dict[str, Any]]:
         """Every attempt of one result, also those that nobody pays for, oldest first."""
-        found = {"key": row.key, "generation": row.generation, "day": row.day}
+        found = {"key": row.key, "generation": row.generation, "day": day_at(row.appended_ms)}
         rows = self.database.run(lambda connection: connection.execute(statements.ATTEMPTS_OF, found).mappings().all())
         return [dict(each) for each in rows]
 

@@ -150,6 +150,23 @@ def test_a_flood_of_one_id_in_one_batch_costs_one_statement_not_one_each(store: 
     assert verdicts[0].won
     assert time.monotonic() - started < 10
     assert one(store, "SELECT count(*) FROM attempts WHERE waste = 'duplicate'") == 1_999
+    again = store.settle([worker.outcome("a") for _ in range(500)])
+    assert {(verdict.won, verdict.result.offset) for verdict in again} == {(False, 1)}
+
+
+def test_the_same_record_twice_in_a_batch_wins_once_also_when_settled_again(store: Store) -> None:
+    worker = Worker(store)
+    batch = [worker.outcome("a", Status.EXPIRED, offset=1) for _ in range(2)]
+    for _ in range(2):
+        assert [verdict.won for verdict in store.settle(batch)] == [True, False]
+
+
+@pytest.mark.parametrize("appended_ms", [-1, 0, 2**62])
+def test_a_record_with_an_impossible_time_gets_its_outcome(store: Store, appended_ms: int) -> None:
+    worker = Worker(store)
+    (verdict,) = store.settle([worker.outcome("a", appended_ms=appended_ms)])
+    assert (verdict.won, verdict.result.status) == (True, Status.OK)
+    assert store.stored_results([verdict.result.key])[verdict.result.key].appended_ms == appended_ms
 
 
 def test_keep_output_false_leaves_the_output_out_of_the_table_only(store: Store) -> None:
