@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import threading
 import time
@@ -94,25 +95,26 @@ def test_a_heartbeat_whose_reply_was_lost_counts_once(store: Store, monkeypatch:
 
 def test_connections_cut_during_fifty_settlements_lose_and_double_nothing(store: Store) -> None:
     worker = Worker(store)
-    done = threading.Event()
-    cuts = [0]
+    due = threading.Semaphore(0)
+    rounds = 50
+    chance = random.Random(1)
 
-    def cut() -> None:
+    def cut() -> int:
+        """Cuts every connection once for each settlement, somewhere in its middle."""
+        cuts = 0
         with psycopg.connect(store.postgres.url, autocommit=True) as killer:
-            while not done.is_set():
-                found = killer.execute(f"SELECT pg_terminate_backend(pid) FROM ({BACKENDS}) b".encode()).fetchall()
-                cuts[0] += len(found)
-                done.wait(0.1)
+            for _ in range(rounds):
+                assert due.acquire(timeout=60)
+                time.sleep(chance.uniform(0, 0.01))
+                cuts += len(killer.execute(f"SELECT pg_terminate_backend(pid) FROM ({BACKENDS}) b".encode()).fetchall())
+        return cuts
 
     killing = Call(cut)
-    try:
-        for number in range(50):
-            verdicts = store.settle([worker.outcome(f"{number}-{place}") for place in range(20)])
-            assert all(verdict.won for verdict in verdicts)
-    finally:
-        done.set()
-    killing.result()
-    assert cuts[0] >= 5
+    for number in range(rounds):
+        due.release()
+        verdicts = store.settle([worker.outcome(f"{number}-{place}") for place in range(20)])
+        assert all(verdict.won for verdict in verdicts)
+    assert killing.result() >= rounds // 2
     assert one(store, "SELECT count(*) FROM results") == 1_000
     assert one(store, "SELECT count(*) FROM attempts WHERE waste IS NULL") == 1_000
     assert one(store, "SELECT count(DISTINCT key) FROM settled") == 1_000

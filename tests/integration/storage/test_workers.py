@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import psycopg
 import pytest
 
 from contract.errors import Fenced
+from contract.settings import Postgres
 from contract.statuses import Status, Waste
+from storage import statements
 from storage.reconcile import reconcile
 from storage.rows import Claim
 from storage.store import Store
-from tests.integration.storage.build import TOPIC, Call, Worker, execute, one, rows_of
+from tests.integration.storage.build import TOPIC, Call, Worker, execute, one, rows_of, wait_until
 
 TOLD = "SELECT provisioned_ns, lost_ns, closed_reason FROM workers WHERE epoch = %s"
 
@@ -121,3 +124,34 @@ def test_attempts_of_nobody_are_booked_with_the_heartbeat(store: Store) -> None:
     lines = rows_of(store, "SELECT waste, allocated_ns, key, charge_usd FROM attempts ORDER BY seq")
     assert lines == [("aborted", 30, None, 0), ("warm_up", 12, None, 0)]
     assert reconcile(store) == []
+
+
+def test_a_worker_whose_settlement_is_under_way_is_not_buried_and_its_heart_beats_on(store: Store) -> None:
+    worker = Worker(store)
+    with psycopg.connect(store.postgres.url) as settling:
+        settling.execute(str(statements.LOCK_OPEN_WORKERS).replace(":epochs", "%s").encode(), [[worker.epoch]])
+        worker.fall_silent()
+        assert store.reap(30) == []
+        quick = Store(Postgres(url=store.postgres.url, statement_timeout_s=2))
+        quick.beat(worker.time_row(idle_ns=1), 1)
+        quick.close()
+        worker.fall_silent()
+        settling.rollback()
+    assert store.reap(30) == [worker.epoch]
+
+
+def test_a_settlement_that_waits_for_the_reaper_is_fenced_when_it_is_done(store: Store) -> None:
+    worker = Worker(store)
+    store.settle([worker.outcome("a")])
+    with psycopg.connect(store.postgres.url) as reaper:
+        reaper.execute("SELECT * FROM workers WHERE epoch = %s FOR UPDATE", [worker.epoch])
+        settling = Call(lambda: store.settle([worker.outcome("b")]))
+        waiting = (
+            "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+        )
+        wait_until(lambda: one(store, waiting) == 1, "the settlement waits for the reaper")
+        reaper.execute("UPDATE workers SET closed_at = now(), closed_reason = 'dead'")
+        reaper.commit()
+    with pytest.raises(Fenced):
+        settling.result()
+    assert one(store, "SELECT count(*) FROM results") == 1
