@@ -49,8 +49,8 @@ class Item:
     """One record of a request topic and what is known about it. One owner at a time."""
 
     __slots__ = (
-        "altered", "appended_ms", "attempts", "deadline_ms", "deaths", "headers", "invalid", "key", "lease", "offset", "prepared",
-        "raw_key", "raw_value", "reply_to", "request", "started_ns", "tokens", "tries",
+        "altered", "appended_ms", "attempts", "deadline_ms", "deaths", "headers", "invalid", "key", "lease", "offset",
+        "prepared", "raw_key", "raw_value", "reply_to", "request", "tokens", "tries",
     )  # fmt: skip
 
     def __init__(
@@ -81,7 +81,6 @@ class Item:
         """Attempts in this worker, those ended by the engine's death left out."""
         self.deaths = 0
         """Times the engine died with this request in it."""
-        self.started_ns = 0
 
     @property
     def record(self) -> str:
