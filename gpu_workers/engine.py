@@ -92,7 +92,8 @@ class Listener(Protocol):
 
 
 class Engine(Protocol):
-    """Answers jobs. ``start`` after ``stop`` or a death makes a new engine of the same settings."""
+    """Answers jobs. ``start`` after ``stop`` or a death makes a new engine of the same settings; jobs
+    submitted to one that is dead or stopped are lost with it, without a word."""
 
     async def start(self, listener: Listener) -> EngineInfo:
         """Loads the model; returns when it can take jobs. Raises ``FatalError`` with what to do."""
@@ -115,4 +116,5 @@ class Engine(Protocol):
 
     async def stop(self, timeout_s: float) -> None:
         """Ends the engine and its processes, by force at the deadline. Jobs still out are dropped without
-        a word. Harmless when stopped or dead already. When it returns no process of it is left."""
+        a word. Harmless when stopped or dead already. When it returns no process of it that holds a model
+        is left; an empty one that makes the next start quick may stay until this process ends."""

@@ -1,4 +1,9 @@
-"""The engines, and the one function that knows them all."""
+"""The engines, and the one function that knows them all.
+
+Reading order: ``rules`` (what is refused, and how) and ``choices`` (the shape of answers), shared by all;
+``simulated`` with ``simulated_plan`` and ``simulated_gpu``, over ``clock``; ``vllm`` with ``vllm_profile``,
+``vllm_params``, ``vllm_life`` and ``vllm_output``.
+"""
 
 from __future__ import annotations
 

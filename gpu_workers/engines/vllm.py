@@ -7,6 +7,7 @@ to death, ``vllm_output`` shapes answers. vLLM is imported by ``start``, off the
 from __future__ import annotations
 
 import asyncio
+import importlib
 import multiprocessing
 import threading
 from collections.abc import Collection, Sequence
@@ -35,47 +36,53 @@ class VllmEngine:
         self._abandoned = threading.Event()
 
     async def start(self, listener: Listener) -> EngineInfo:
+        arguments = vllm_profile.engine_arguments(self._settings)
         await self.stop(_DISPOSE_S)  # what is left of an earlier life
         self._abandoned.clear()
-        self._building = asyncio.ensure_future(asyncio.to_thread(self._build))
+        self._building = asyncio.ensure_future(self._build_off_the_loop(arguments))
         try:
             llm, tap = await asyncio.shield(self._building)
+            self._life, self._building = Life(llm, tap), None
+            return await self._life.open(listener, self._pool.model)
         except FatalError:
             raise
         except Exception as error:
             raise FatalError(
-                f"vLLM did not start with engine.model_path = {self._settings.model_path!r}: {error} "
+                f"vLLM did not start with engine.model_path = {self._settings.model_path!r}: {error!r} "
                 "(the core's own reason stands above in the log; engine.vllm overrides any argument)"
             ) from error
-        self._building = None
-        self._life = Life(llm, tap)
-        return await self._life.open(listener, self._pool.model)
 
-    def _build(self) -> tuple[Any, Tap]:
-        """Imports vLLM and builds the engine. On a thread: takes seconds to minutes."""
-        arguments = vllm_profile.engine_arguments(self._settings)
-        vllm_profile.set_environment()
-        with vllm_profile.deaf_to_interrupt():
-            vllm_profile.start_fork_server()
-            from vllm.engine.arg_utils import AsyncEngineArgs
-            from vllm.v1.engine.async_llm import AsyncLLM
+    async def _build_off_the_loop(self, arguments: dict[str, Any]) -> tuple[Any, Tap]:
+        # Two calls: exceptions that vLLM's imports keep for ever hold the frames above them, which must
+        # not be those that hold an engine.
+        await asyncio.to_thread(_import_vllm)
+        return await asyncio.to_thread(self._build, arguments)
 
-            engine_args = AsyncEngineArgs(**arguments)
-            config = engine_args.create_engine_config()
-            if self._abandoned.is_set():
-                raise FatalError("the engine was stopped while it started")
-            tap = Tap()
-            with vllm_profile.cores_from_fork_server():
-                llm = AsyncLLM.from_vllm_config(
-                    config, stat_loggers=[lambda *_, **__: tap], disable_log_stats=engine_args.disable_log_stats
-                )
-        if self._preparer is None:
-            self._preparer = Preparer(
-                llm.vllm_config,
-                llm.renderer.get_tokenizer(),
-                model=self._pool.model,
-                default_max_tokens=self._pool.default_max_tokens,
+    def _build(self, arguments: dict[str, Any]) -> tuple[Any, Tap]:
+        """Builds the engine; its core loads the model meanwhile. Seconds to minutes."""
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        engine_args = AsyncEngineArgs(**arguments)
+        config = engine_args.create_engine_config()
+        if self._abandoned.is_set():
+            raise FatalError("the engine was stopped while it started")
+        tap = Tap()
+        with vllm_profile.deaf_to_interrupt(), vllm_profile.cores_from_fork_server():
+            llm = AsyncLLM.from_vllm_config(
+                config, stat_loggers=[lambda *_, **__: tap], disable_log_stats=engine_args.disable_log_stats
             )
+        try:
+            if self._preparer is None:
+                self._preparer = Preparer(
+                    llm.vllm_config,
+                    llm.renderer.get_tokenizer(),
+                    model=self._pool.model,
+                    default_max_tokens=self._pool.default_max_tokens,
+                )
+        except BaseException:
+            llm.shutdown(timeout=0)
+            raise
         return llm, tap
 
     def prepare(self, requests: Sequence[Request]) -> list[Prepared | InvalidRequest]:
@@ -119,3 +126,11 @@ class VllmEngine:
             await asyncio.wait([building], timeout=0.1)
         if building.done() and building.exception() is None:
             await Life(*building.result()).end(0.0)
+
+
+def _import_vllm() -> None:
+    """Imports vLLM, here and in the fork server at the same time."""
+    vllm_profile.set_environment()
+    with vllm_profile.deaf_to_interrupt():
+        vllm_profile.start_fork_server()
+    importlib.import_module("vllm.v1.engine.async_llm")

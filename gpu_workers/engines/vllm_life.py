@@ -21,6 +21,7 @@ from gpu_workers.engine import Completion, EngineInfo, EngineStats, Job, Listene
 from gpu_workers.engines import vllm_output
 from gpu_workers.engines.vllm_params import Payload
 
+_OPEN_S = 60.0
 _TASKS_END_S = 2.0
 
 
@@ -69,14 +70,17 @@ class Life:
         self._listener = listener
         self._tokens_input = tokens_input
         self._loop = asyncio.get_running_loop()
-        for process in self._llm.engine_core.resources.engine_manager.processes:
-            sentinel = os.dup(process.sentinel)  # ours: vLLM closes its own when it likes
-            self._sentinels.append(sentinel)
-            self._loop.add_reader(sentinel, self._die, f"vLLM's core, process {process.pid}, ended")
+        cores = self._llm.engine_core.resources.engine_manager.processes
+        for core in cores:
             with contextlib.suppress(psutil.NoSuchProcess):
-                core = psutil.Process(process.pid)
-                self._processes += [core, *core.children(recursive=True)]
-        await self._llm.get_supported_tasks()  # cached: from now on no job waits for a round trip before it is known
+                process = psutil.Process(core.pid)
+                self._processes += [process, *process.children(recursive=True)]
+        # vLLM keeps the answer: from now on no job waits for a round trip before the core knows of it.
+        await asyncio.wait_for(self._llm.get_supported_tasks(), _OPEN_S)
+        for core in cores:
+            sentinel = os.dup(core.sentinel)  # ours: vLLM closes its own when it likes
+            self._sentinels.append(sentinel)
+            self._loop.add_reader(sentinel, self._die, f"vLLM's core, process {core.pid}, ended")
         config = self._llm.vllm_config
         return EngineInfo(
             model=model,

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from gpu_workers import _guardian, guard
+from gpu_workers.engines import vllm_profile
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the guard needs /proc")
 
@@ -131,3 +132,17 @@ def test_release_takes_the_marker_back_and_may_be_repeated() -> None:
     watch.release()
     assert guard.MARKER not in os.environ
     assert watch.marker.encode() not in _guardian.carriers(guard.MARKER.encode()).values()
+
+
+def test_child_started_deaf_to_interrupt_survives_one_and_we_do_not_stay_deaf() -> None:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, set())
+    code = "import time; print('up', flush=True); time.sleep(0.2); print('alive', flush=True)"
+    with vllm_profile.deaf_to_interrupt():
+        child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    with child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "up\n"
+        child.send_signal(signal.SIGINT)
+        assert child.stdout.read() == "alive\n"
+    assert child.returncode == 0
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, set()) == before
