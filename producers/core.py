@@ -46,6 +46,7 @@ class Core:
         self._lock = threading.Lock()
         self._producer: Producer | None = None
         self._partitions: Mapping[str, int] = {}
+        self._learnt: set[str] = set()
         self._replies: Replies | None = None
         self._closed = False
         self._log = logs.get("producers")
@@ -106,25 +107,30 @@ class Core:
 
     def try_admit(self, prepared: Prepared) -> bool:
         """Takes room for one record; False when that needs a wait: then call ``admit``."""
-        return prepared.ticket.topic in self._partitions and self._gate.try_take(prepared.size_bytes)
+        return prepared.ticket.topic in self._learnt and self._gate.try_take(prepared.size_bytes)
 
     def admit(self, prepared: Prepared) -> None:
         """Takes room for one record; waits at most the delivery timeout for others to be acknowledged.
 
         Raises ``FatalError`` when its topic does not exist, ``TransientError`` at the deadline.
         """
-        topic = prepared.ticket.topic
-        if topic not in self._partitions:
-            producer = self._connected()
-            self._partitions = producer.partition_counts(self.settings.kafka.request_timeout_s)
-            if topic not in self._partitions:
-                raise _missing(topic)
+        if prepared.ticket.topic not in self._learnt:
+            self._learn(prepared.ticket.topic)
         if not self._gate.take(prepared.size_bytes, self.delivery_wait_s):
             raise TransientError(
                 f"{self._gate.taken} records are on their way and none was acknowledged within "
                 f"{self.delivery_wait_s:g} s",
                 code="delivery_failed",
             )
+
+    def _learn(self, topic: str) -> None:
+        producer = self._connected()
+        if topic not in self._partitions:
+            self._partitions = producer.partition_counts(self.settings.kafka.request_timeout_s)
+            if topic not in self._partitions:
+                raise _missing(topic)
+        producer.learn(topic)
+        self._learnt.add(topic)
 
     def send(
         self,

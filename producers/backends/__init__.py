@@ -53,6 +53,12 @@ class Producer(Protocol):
     def partition_counts(self, timeout_s: float) -> Mapping[str, int]:
         """All topics and their numbers of partitions; makes no topic. Raises ``TransientError`` at the deadline."""
 
+    def learn(self, topic: str) -> None:
+        """Waits for what ``produce`` must know of a topic that exists. Without it the first ``produce`` may wait.
+
+        Raises ``TransientError`` when no broker answers within ``kafka.request_timeout_s``.
+        """
+
     def flush(self, timeout_s: float) -> bool:
         """Waits until every record handed over has ended; False at the deadline."""
 

@@ -110,6 +110,9 @@ class ConfluentProducer(Producer):
         except ck.KafkaException as error:
             raise config.unreachable(self._settings, error) from error
 
+    def learn(self, topic: str) -> None:
+        pass  # librdkafka's own thread does
+
     def flush(self, timeout_s: float) -> bool:
         return self._publisher.flush(timeout_s) == 0
 

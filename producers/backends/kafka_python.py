@@ -86,6 +86,12 @@ class KafkaPythonProducer(Producer):
         consumer.close(autocommit=False)
         return counts
 
+    def learn(self, topic: str) -> None:
+        try:
+            self._producer.partitions_for(topic)
+        except errors.KafkaError as error:
+            raise config.unreachable(self._settings, error) from error
+
     def flush(self, timeout_s: float) -> bool:
         try:
             self._producer.flush(timeout_s)
