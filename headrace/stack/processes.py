@@ -8,6 +8,7 @@ that carries the marker, children of children included.
 
 from __future__ import annotations
 
+import atexit
 import os
 import secrets
 import signal
@@ -25,6 +26,7 @@ from gpu_workers import _guardian
 MARKER = "HEADRACE_STACK_MARKER"
 POLL_S = 0.05
 TAIL_LINES = 30
+_RELEASE_S = 10.0
 
 T = TypeVar("T")
 
@@ -180,6 +182,7 @@ class _Guard:
         self._owner = 0
         self._marker = ""
         self._process: subprocess.Popen[bytes] | None = None
+        os.register_at_fork(after_in_child=self._let_go)
 
     def marker(self) -> str:
         with self._lock:
@@ -187,6 +190,7 @@ class _Guard:
                 # A guardian that was killed is replaced; the marker stays, so that older children stay covered.
                 if self._owner != os.getpid():
                     self._marker = secrets.token_hex(16)
+                    atexit.register(self._release)
                 self._owner = os.getpid()
                 self._process = subprocess.Popen(
                     [sys.executable, "-I", "-S", _guardian.__file__, f"{MARKER}={self._marker}"],
@@ -199,6 +203,17 @@ class _Guard:
                     cwd="/",
                 )
             return self._marker
+
+    def _let_go(self) -> None:
+        # A fork without exec holds the pipe too; the guardian would wait for its end as well.
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
+
+    def _release(self) -> None:
+        """At a normal end: the guardian does its work while we wait for it."""
+        if self._owner == os.getpid() and self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
+            self._process.wait(_RELEASE_S)
 
 
 _guard = _Guard()

@@ -110,11 +110,15 @@ def test_children_and_their_children_end_with_a_parent_however_it_ends(tmp_path:
     grandchild = "import time; time.sleep(600)"
     child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {grandchild!r}], start_new_session=True)"
     parent = f"""if True:
-        import sys, time
+        import os, sys, time
         from pathlib import Path
         from headrace.stack import processes
         child = processes.Child("child", [sys.executable, "-c", {child!r}], Path({str(tmp_path / "log")!r}))
         child.start()
+        if os.fork() == 0:
+            os.close(0), os.close(1)
+            time.sleep(20)  # a fork that lives on must not keep the children alive
+            os._exit(0)
         print(processes._guard.marker(), flush=True)
         sys.stdin.read()
     """
@@ -136,7 +140,7 @@ def test_children_and_their_children_end_with_a_parent_however_it_ends(tmp_path:
             process.communicate("")
         else:
             os.killpg(process.pid, signal.SIGKILL)
-    wait_for(lambda: not carriers(marker), 20, "both are gone")
+    wait_for(lambda: not carriers(marker), 10, "both are gone")
 
 
 def carriers(marker: str) -> list[str]:
