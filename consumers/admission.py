@@ -22,7 +22,7 @@ from contract.errors import HeadraceError, InvalidRequest
 from contract.metrics import Metrics
 from contract.settings import Settings
 from contract.statuses import Status
-from storage.rows import Claim, ResultRow, Settled
+from storage.rows import Claim, Memory, ResultRow, Settled, Suspect
 from storage.store import Store
 
 _DEAD_CODES = frozenset({"tombstone", "empty_value", "invalid_json", "not_an_object"})
@@ -64,6 +64,7 @@ class Admission:
         self._metrics = metrics
         self._decoder = Decoder(settings)
         self._crash = CrashPoint(settings.worker.crash_at)
+        self._max_deaths = settings.worker.max_engine_deaths
         self._horizon_ms = settings.postgres.key_horizon_days * 86_400_000
         self._queue: queue.SimpleQueue[Batch | Sequence[Lease] | None] = queue.SimpleQueue()
         self._ahead: list[Batch | Sequence[Lease] | None] = []
@@ -132,11 +133,12 @@ class Admission:
         leaders = self._in_hand.admit(items)
         now_ms = int(time.time() * 1000)
         outcomes: list[Outcome] = []
-        known = self._look_up(batch.claims, leaders)
+        known, suspects = self._look_up(batch.claims, leaders)
         self._crash.reach(Point.AFTER_CLAIM)
         fresh: list[Item] = []
         duplicates: list[tuple[Item, Settled]] = []
         for item in leaders:
+            self._note_suspicion(item, suspects.get(item.key))
             settled = known.get(item.key)
             if settled is not None and judge(settled, item.record) is Judgement.DUPLICATE:
                 duplicates.append((item, settled))
@@ -158,20 +160,39 @@ class Admission:
         if now_ms - item.appended_ms > self._horizon_ms:
             text = "the record is older than the horizon of remembered keys"
             return self._desk.outcome(item, Status.EXPIRED, now_ms, code="too_old", message=text)
+        if item.deaths >= self._max_deaths:
+            text = f"engines died {item.deaths} times with this request in them, the last time alone"
+            return self._desk.outcome(item, Status.FAILED, now_ms, code="engine_death", message=text, dead=True)
         if item.deadline_ms is not None and now_ms > item.deadline_ms:
             text = f"its deadline passed {now_ms - item.deadline_ms} ms before it could start"
             return self._desk.outcome(item, Status.EXPIRED, now_ms, code="deadline_exceeded", message=text)
         return None
 
-    def _look_up(self, claims: Sequence[Claim], items: Sequence[Item]) -> dict[str, Settled]:
+    def _note_suspicion(self, item: Item, suspect: Suspect | None) -> None:
+        """A request that was in an engine that died, or in the hands of a worker that died, is watched."""
+        if suspect is not None:
+            item.watched = True
+            died_inside = suspect.worker_epoch not in (None, self._desk.worker_epoch)
+            item.deaths = max(item.deaths, suspect.deaths + died_inside)
+        elif item.lease.was_held(item.offset):
+            item.watched = True
+            item.deaths = max(item.deaths, 1)
+
+    def _ask_held(self, items: Sequence[Item]) -> None:
+        """Once per assignment: what earlier owners of its partition held when they died."""
+        for lease in {item.lease for item in items if item.lease.held_before is None}:
+            lease.held_before = self._store.open_claims(lease.topic, lease.partition, self._desk.worker_epoch)
+
+    def _look_up(self, claims: Sequence[Claim], items: Sequence[Item]) -> Memory:
         if not items or time.monotonic() < self._skip_storage_until:
-            return {}
+            return Memory({}, {})
         try:
+            self._ask_held(items)
             return self._store.look_up(self._desk.worker_epoch, claims, [item.key for item in items])
         except HeadraceError as error:
             self._skip_storage_until = time.monotonic() + _STORAGE_BACKOFF_S
             self._log.warning("admission.look_up_skipped", error=str(error))
-            return {}
+            return Memory({}, {})
 
     def _answer_from_store(self, duplicates: list[tuple[Item, Settled]], now_ms: int) -> list[Outcome]:
         self._metrics.count("headrace_duplicates_total", self._class_name, by=len(duplicates))

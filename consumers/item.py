@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from contract import identity, messages
@@ -24,7 +25,7 @@ class Lease:
     without a trace; its new owner runs it.
     """
 
-    __slots__ = ("completions", "epoch", "feeding", "partition", "route", "topic")
+    __slots__ = ("completions", "epoch", "feeding", "held_before", "partition", "route", "topic")
 
     def __init__(
         self, topic: str, partition: int, epoch: int, route: Route, completions: collections.deque[tuple[Lease, int]]
@@ -34,7 +35,14 @@ class Lease:
         self.epoch = epoch
         self.route = route
         self.feeding = True
+        self.held_before: Sequence[tuple[int, int]] | None = None
+        """Offset ranges (both ends inclusive) that earlier owners held when they died or lost the partition;
+        None: not yet asked. Written by the admission thread alone."""
         self.completions = completions
+
+    def was_held(self, offset: int) -> bool:
+        """Whether an earlier owner had this record in its hands when it died: this is a redelivery."""
+        return any(first <= offset <= last for first, last in self.held_before or ())
 
     def complete(self, offset: int) -> None:
         """The outcome of ``offset`` is durable and published. Any thread."""
@@ -49,8 +57,25 @@ class Item:
     """One record of a request topic and what is known about it. One owner at a time."""
 
     __slots__ = (
-        "altered", "appended_ms", "attempts", "deadline_ms", "deaths", "headers", "invalid", "key", "lease", "offset",
-        "prepared", "raw_key", "raw_value", "reply_to", "request", "tokens", "tries",
+        "altered",
+        "appended_ms",
+        "attempts",
+        "deadline_ms",
+        "deaths",
+        "headers",
+        "invalid",
+        "key",
+        "lease",
+        "marked",
+        "offset",
+        "prepared",
+        "raw_key",
+        "raw_value",
+        "reply_to",
+        "request",
+        "tokens",
+        "tries",
+        "watched",
     )  # fmt: skip
 
     def __init__(
@@ -80,7 +105,11 @@ class Item:
         self.tries = 0
         """Attempts in this worker, those ended by the engine's death left out."""
         self.deaths = 0
-        """Times the engine died with this request in it."""
+        """Times the engine died with this request in it, or a worker that held it died; counted across workers."""
+        self.watched = False
+        """There is reason to suspect it: before it enters the engine, that is written down."""
+        self.marked = False
+        """It is written down as being in this worker's engine."""
 
     @property
     def record(self) -> str:

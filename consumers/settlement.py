@@ -23,7 +23,7 @@ from consumers.dead_letters import DeadLetter, dead_letter
 from consumers.in_hand import InHand
 from consumers.item import Headers, Item, Outcome
 from contract import logs
-from contract.errors import FatalError, StorageDown
+from contract.errors import FatalError, HeadraceError, StorageDown
 from contract.metrics import Metrics
 from contract.routing import Header
 from contract.settings import Settings
@@ -171,6 +171,7 @@ class Settler:
         self._metrics.observe("headrace_settle_seconds", time.monotonic() - started_s)
         self._metrics.observe("headrace_settle_requests", len(batch))
         self._crash.reach(Point.AFTER_COMMIT)
+        self._clear_suspects([outcome.row.key for outcome in fresh if outcome.item.watched])
         for outcome, verdict in zip(fresh, verdicts, strict=True):
             outcome.row = verdict.result
             if verdict.won:
@@ -203,6 +204,14 @@ class Settler:
                     self._log.info("settlement.postgres_back", requests=len(rows))
                 return verdicts
         raise AssertionError("unreachable")
+
+    def _clear_suspects(self, keys: list[str]) -> None:
+        if not keys:
+            return
+        try:
+            self._store.clear_suspects(keys)
+        except HeadraceError as error:  # a settled key is never looked at again; its entry goes with the horizon
+            self._log.warning("settlement.suspects_not_cleared", error=str(error))
 
     # -- publishing -------------------------------------------------------------------------------
 

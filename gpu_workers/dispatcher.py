@@ -12,8 +12,9 @@ import collections
 import dataclasses
 import itertools
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from decimal import Decimal
+from typing import Any
 
 from consumers.admission import invalid_outcomes
 from consumers.crash import CrashPoint, Point
@@ -29,6 +30,7 @@ from contract.statuses import Status, Waste
 from gpu_workers.credits import Credits, Need
 from gpu_workers.engine import Completion, Engine, EngineInfo, Job, Prepared
 from gpu_workers.metering import Meter, weight
+from gpu_workers.suspects import Suspects
 from gpu_workers.timeouts import Timeouts
 from storage.rows import AttemptRow
 
@@ -76,6 +78,10 @@ class _Lanes:
         return [self.short, self.long] if older else [self.long, self.short]
 
 
+def _runs_alone(item: Item) -> bool:
+    return item.deaths >= _SOLO_AFTER_DEATHS
+
+
 class Dispatcher:
     """Implements ``Listener``. One per worker.
 
@@ -92,6 +98,7 @@ class Dispatcher:
         *,
         desk: Desk,
         in_hand: InHand,
+        suspects: Suspects,
         meter: Meter,
         settle: Callable[[list[Outcome]], None],
         tariff: Tariff,
@@ -102,6 +109,7 @@ class Dispatcher:
         self._engine = engine
         self._desk = desk
         self._in_hand = in_hand
+        self._suspects = suspects
         self._meter = meter
         self._settle = settle
         self._metrics = metrics
@@ -125,8 +133,8 @@ class Dispatcher:
         self._orphans: list[AttemptRow] = []
         self._model = ""
         self.tariff = tariff
-        self.died_event = asyncio.Event()
-        self.death: EngineDied | None = None
+        self._marking = False
+        self._tasks: set[asyncio.Task[None]] = set()
         self._empty = asyncio.Event()
         self._empty.set()
         self._log = logs.get("gpu_workers")
@@ -184,8 +192,6 @@ class Dispatcher:
                 kv_tokens=engine.kv_tokens or info.kv_tokens,
                 long_share=self._settings.buckets.long_share,
             )
-        self.death = None
-        self.died_event.clear()
         self._up = True
         self._wake()
 
@@ -195,7 +201,6 @@ class Dispatcher:
             return
         self._up = False
         self._solo = False
-        self.death = error
         flights = list(self._flights.items())
         now_ns = time.monotonic_ns()
         gone: list[Outcome] = []
@@ -204,6 +209,7 @@ class Dispatcher:
             item = flight.item
             self._leave(job_id, flight, now_ns, Waste.ENGINE_DEATH, Usage())
             item.deaths += 1
+            item.watched, item.marked = True, False
             if item.deaths >= self._settings.worker.max_engine_deaths:
                 text = f"the engine died {item.deaths} times with this request in it: {error}"
                 gone.append(
@@ -214,10 +220,19 @@ class Dispatcher:
             else:
                 back.append(_Waiting(item, flight.need))
         self._put_back(back)
+        self._spawn(self._suspects.note_deaths([waiting.item for waiting in back]))
         if gone:
             self._settle(gone)
         self._log.error("engine.died", error=str(error), in_flight=len(flights), given_up=len(gone))
-        self.died_event.set()
+
+    async def deaths_noted(self) -> None:
+        """Waits until what the last death taught is written down: only then may the engine be filled again."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     # -- filling ----------------------------------------------------------------------------------
 
@@ -258,8 +273,7 @@ class Dispatcher:
             else:
                 jobs.append(self._enter(waiting, now_ns, now_ms))
         if dropped:
-            self._keep_waste(dropped)
-            self._in_hand.drop(dropped)
+            self._give_up(dropped)
         if expired:
             self._settle(expired)
         if jobs:
@@ -275,12 +289,34 @@ class Dispatcher:
         for class_name in credits.turn([name for name, lanes in self._lanes.items() if len(lanes)]):
             for lane in self._lanes[class_name].by_age():
                 head = lane[0]
-                if head.item.deaths >= _SOLO_AFTER_DEATHS and credits.used:
-                    return None  # wait until the engine is empty, then let it run alone
-                if not head.item.lease.feeding or credits.admits(head.need):
-                    lane.popleft()
-                    return head
+                item = head.item
+                if item.lease.feeding and not credits.admits(head.need):
+                    continue
+                if item.lease.feeding and _runs_alone(item) and (credits.used or self._ask_mark([item])):
+                    return None  # wait until the engine is empty and that is written down, then let it run alone
+                if item.lease.feeding and item.watched and not _runs_alone(item):
+                    free = itertools.islice(lane, credits.slots - credits.used)
+                    if self._ask_mark([one.item for one in free if not _runs_alone(one.item)]):
+                        continue
+                lane.popleft()
+                return head
         return None
+
+    def _ask_mark(self, items: list[Item]) -> bool:
+        """Whether the first of these must wait until it is written down that they are about to enter."""
+        if not items[0].watched or items[0].marked:
+            return False
+        if not self._marking:
+            self._marking = True
+            self._spawn(self._mark([item for item in items if item.watched and not item.marked]))
+        return True
+
+    async def _mark(self, items: list[Item]) -> None:
+        await self._suspects.mark(items)
+        for item in items:
+            item.marked = True
+        self._marking = False
+        self._pump()
 
     def _too_late(self, item: Item, now_ms: int) -> bool:
         if item.deadline_ms is None:
@@ -295,7 +331,7 @@ class Dispatcher:
         job_id = next(self._job_ids)
         assert self._credits is not None
         self._credits.take(need)
-        self._solo = item.deaths >= _SOLO_AFTER_DEATHS
+        self._solo = _runs_alone(item)
         choices = prepared.request.n
         limit_s = self._timeouts.inference_s(
             prompt_tokens=prepared.prompt_tokens, output_tokens=prepared.max_output_tokens * choices
@@ -321,14 +357,16 @@ class Dispatcher:
                 self._leave(completion.job_id, flight, now_ns, Waste.ABORTED, completion.usage)
                 dropped.append(flight.item)
                 continue
+            if flight.item.marked:
+                flight.item.marked = False
+                self._suspects.survived(flight.item)
             outcome = self._judge(completion, flight, now_ns)
             if outcome is None:
                 again.append(_Waiting(flight.item, flight.need))
             else:
                 outcomes.append(outcome)
         if dropped:
-            self._keep_waste(dropped)
-            self._in_hand.drop(dropped)
+            self._give_up(dropped)
         self._put_back(again)
         if outcomes:
             self._settle(outcomes)
@@ -445,10 +483,9 @@ class Dispatcher:
             self._leave(job_id, flight, now_ns, Waste.ABORTED, Usage())
         if cut:
             self._engine.cancel([job_id for job_id, _ in cut])
-            items = [flight.item for _, flight in cut]
-            self._keep_waste(items)
-            self._in_hand.drop(items)
+            self._give_up([flight.item for _, flight in cut])
         self._drop_waiting()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _drop_waiting(self, chosen: Callable[[_Waiting], bool] = lambda _: True) -> None:
         items = []
@@ -459,17 +496,19 @@ class Dispatcher:
                 lane.clear()
                 lane.extend(kept)
         if items:
-            self._keep_waste(items)
-            self._in_hand.drop(items)
+            self._give_up(items)
 
-    def _keep_waste(self, items: Iterable[Item]) -> None:
-        """Attempts of requests that leave without an outcome here still used the GPU: they are booked alone."""
+    def _give_up(self, items: list[Item]) -> None:
+        """These leave without an outcome here. The GPU time they used is booked alone; marks are taken back."""
+        if marked := [item for item in items if item.marked]:
+            self._spawn(self._suspects.note_deaths(marked))
         for item in items:
             for attempt in item.attempts:
                 attempt.waste = attempt.waste or Waste.ABORTED
                 attempt.charge_usd, attempt.tariff_id = Decimal(0), None
                 self._orphans.append(attempt)
             item.attempts = []
+        self._in_hand.drop(items)
 
     def take_orphans(self) -> list[AttemptRow]:
         """Attempts without an outcome since the last call, for the ledger."""

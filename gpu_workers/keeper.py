@@ -142,6 +142,7 @@ class EngineKeeper:
         while True:
             await self._watch_life()
             await self._engine.stop(_STOP_S)
+            await self._dispatcher.deaths_noted()
             await self._restart()
 
     async def _watch_life(self) -> None:

@@ -34,6 +34,7 @@ from gpu_workers.dispatcher import Dispatcher
 from gpu_workers.health import HealthServer
 from gpu_workers.keeper import EngineKeeper
 from gpu_workers.metering import Meter
+from gpu_workers.suspects import Suspects
 from storage.rows import TimeRow
 from storage.store import Store
 
@@ -144,6 +145,7 @@ class Worker:
             engine,
             desk=self._desk,
             in_hand=self._in_hand,
+            suspects=Suspects(self._store, epoch),
             meter=self._meter,
             settle=self._settle,
             tariff=await asyncio.to_thread(self._store.tariff, model, int(time.time() * 1000)),

@@ -108,6 +108,7 @@ def drop_old(database: Database, *, results_days: int, key_horizon_days: int) ->
         database.run(lambda connection, name=name: _drop(connection, name))  # type: ignore[misc]
     for statement, bound in (
         (_FORGET_KEYS, remembered_from),
+        (_FORGET_SUSPECTS, remembered_from),
         (_FORGET_CLAIMS, remembered_from),
         (_FORGET_TIME, kept_from),
         (_FORGET_WORKERS, kept_from),
@@ -141,6 +142,10 @@ _PARTITIONS = sa.text(
 )
 _FORGET_KEYS = sa.text(
     "DELETE FROM settled WHERE ctid = ANY (ARRAY(SELECT ctid FROM settled WHERE day < :bound LIMIT :most))"
+)
+_FORGET_SUSPECTS = sa.text(
+    "DELETE FROM suspects WHERE key = ANY (ARRAY(SELECT key FROM suspects"
+    " WHERE (noted_at AT TIME ZONE 'UTC')::date < :bound LIMIT :most))"
 )
 _FORGET_CLAIMS = sa.text(
     "DELETE FROM claims WHERE ctid = ANY (ARRAY(SELECT c.ctid FROM claims c JOIN workers w ON w.epoch = c.worker_epoch"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 from decimal import Decimal
+from typing import NamedTuple
 
 import orjson
 
@@ -191,6 +192,23 @@ class Settled:
 
     A duplicate of an answer is not among them: it changes nothing.
     """
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Suspect:
+    """A request that was in an engine when it died, or in the hands of a worker that died."""
+
+    key: str
+    deaths: int
+    worker_epoch: int | None
+    """In whose engine it is, as far as was written down; None: in nobody's."""
+
+
+class Memory(NamedTuple):
+    """What is remembered of some keys."""
+
+    settled: dict[str, Settled]
+    suspects: dict[str, Suspect]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

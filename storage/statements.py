@@ -73,7 +73,10 @@ LOOK_UP = sa.text("""
         ON CONFLICT (worker_epoch, topic, partition) DO UPDATE
         SET first_offset = excluded.first_offset, last_offset = excluded.last_offset, claimed_at = now()
     )
-    SELECT key, generation, outcome, day, records FROM settled WHERE key = ANY (CAST(:keys AS uuid[]))
+    SELECT key, generation, outcome, day, records, NULL AS deaths, NULL AS worker_epoch
+    FROM settled WHERE key = ANY (CAST(:keys AS uuid[]))
+    UNION ALL
+    SELECT key, NULL, NULL, NULL, NULL, deaths, worker_epoch FROM suspects WHERE key = ANY (CAST(:keys AS uuid[]))
 """)
 """Claims and memory in one statement. A claim need not wait for its disk: it is a trace, not a lock. A closed
 epoch claims nothing: its claims count as deaths."""
@@ -85,12 +88,22 @@ RELEASE_CLAIMS = sa.text("""
 
 RELEASE_ALL_CLAIMS = sa.text("DELETE FROM claims WHERE worker_epoch = :epoch")
 
-DEAD_CLAIMS = sa.text("""
-    SELECT c.worker_epoch, c.first_offset, c.last_offset
-    FROM claims c JOIN workers w ON w.epoch = c.worker_epoch
-    WHERE c.topic = :topic AND c.partition = :partition AND c.worker_epoch <> :epoch AND w.closed_at IS NOT NULL
-    ORDER BY c.worker_epoch
+OPEN_CLAIMS = sa.text("""
+    SELECT first_offset, last_offset FROM claims
+    WHERE topic = :topic AND partition = :partition AND worker_epoch <> :epoch ORDER BY worker_epoch
 """)
+"""A worker that gives a partition back in order releases its claim: what is still open was left by a death."""
+
+WRITE_SUSPECTS = sa.text("""
+    WITH survivors AS (UPDATE suspects SET worker_epoch = NULL WHERE key = ANY (CAST(:survivors AS uuid[])))
+    INSERT INTO suspects AS s (key, deaths, worker_epoch)
+    SELECT g.key, g.deaths, :epoch
+    FROM unnest(CAST(:keys AS uuid[]), CAST(:deaths AS int[])) AS g (key, deaths) ORDER BY g.key
+    ON CONFLICT (key) DO UPDATE
+    SET deaths = greatest(s.deaths, excluded.deaths), worker_epoch = excluded.worker_epoch, noted_at = now()
+""")
+
+CLEAR_SUSPECTS = sa.text("DELETE FROM suspects WHERE key = ANY (CAST(:keys AS uuid[]))")
 
 # -- settlement -----------------------------------------------------------------------------------
 

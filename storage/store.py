@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -23,7 +23,18 @@ from contract.statuses import Status, Waste
 from storage import partitions, statements
 from storage.database import Database
 from storage.mapping import day_at, keyless_attempt, result_from
-from storage.rows import AttemptRow, Claim, ResultRow, Settled, Settlement, TimeRow, Verdict, day_of
+from storage.rows import (
+    AttemptRow,
+    Claim,
+    Memory,
+    ResultRow,
+    Settled,
+    Settlement,
+    Suspect,
+    TimeRow,
+    Verdict,
+    day_of,
+)
 from storage.settling import Settling
 
 BEGINNING = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
@@ -99,8 +110,8 @@ class Store:
 
     # -- what a window asks -----------------------------------------------------------------------
 
-    def look_up(self, worker_epoch: int, claims: Sequence[Claim], keys: Sequence[str]) -> dict[str, Settled]:
-        """Notes what a worker has in its hands and tells which keys are settled already. One round trip."""
+    def look_up(self, worker_epoch: int, claims: Sequence[Claim], keys: Sequence[str]) -> Memory:
+        """Notes what a worker has in its hands and tells what is remembered of keys. One round trip."""
         places = {(claim.topic, claim.partition): claim for claim in claims}
         found = {
             "epoch": worker_epoch,
@@ -112,10 +123,15 @@ class Store:
         }
         total_s = self.postgres.statement_timeout_s
         rows = self.database.run_single(statements.LOOK_UP, found, total_s=total_s)
-        return {
-            str(row.key): Settled(str(row.key), row.generation, Status(row.outcome), row.day, tuple(row.records))
-            for row in rows
-        }
+        memory = Memory({}, {})
+        for row in rows:
+            key = str(row.key)
+            if row.deaths is None:
+                status = Status(row.outcome)
+                memory.settled[key] = Settled(key, row.generation, status, row.day, tuple(row.records))
+            else:
+                memory.suspects[key] = Suspect(key, row.deaths, row.worker_epoch)
+        return memory
 
     def stored_results(self, keys: Sequence[str]) -> dict[str, ResultRow]:
         """The visible result of each remembered key whose result is kept."""
@@ -132,11 +148,32 @@ class Store:
         }
         self.database.run(lambda connection: connection.execute(statements.RELEASE_CLAIMS, found))
 
-    def dead_claims(self, topic: str, partition: int, worker_epoch: int) -> list[tuple[int, int, int]]:
-        """(epoch, first offset, last offset) of what other, closed epochs held of a partition when they ended."""
+    def open_claims(self, topic: str, partition: int, worker_epoch: int) -> list[tuple[int, int]]:
+        """(first, last) offsets that other epochs have claimed of a partition and never gave back."""
         found = {"topic": topic, "partition": partition, "epoch": worker_epoch}
-        rows = self.database.run(lambda connection: connection.execute(statements.DEAD_CLAIMS, found).all())
-        return [(row.worker_epoch, row.first_offset, row.last_offset) for row in rows]
+        rows = self.database.run(lambda connection: connection.execute(statements.OPEN_CLAIMS, found).all())
+        return [(row.first_offset, row.last_offset) for row in rows]
+
+    # -- suspects ---------------------------------------------------------------------------------
+
+    def write_suspects(
+        self, deaths: Mapping[str, int], worker_epoch: int | None, survivors: Sequence[str] = ()
+    ) -> None:
+        """Notes deaths per key, and in whose engine the keys are about to be (None: in nobody's).
+
+        ``survivors`` have left an engine that still lives; they are in nobody's.
+        """
+        found = {
+            "keys": list(deaths),
+            "deaths": list(deaths.values()),
+            "epoch": worker_epoch,
+            "survivors": list(survivors),
+        }
+        self.database.run(lambda connection: connection.execute(statements.WRITE_SUSPECTS, found))
+
+    def clear_suspects(self, keys: Sequence[str]) -> None:
+        """These requests have an outcome."""
+        self.database.run(lambda connection: connection.execute(statements.CLEAR_SUSPECTS, {"keys": list(keys)}))
 
     # -- settlement -------------------------------------------------------------------------------
 

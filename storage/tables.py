@@ -92,6 +92,16 @@ claims = sa.Table(
     comment="Offsets in a worker's hands. A trace, not a lock.",
 )
 
+suspects = sa.Table(
+    "suspects",
+    metadata,
+    sa.Column("key", sa.Uuid(as_uuid=False), primary_key=True),
+    _int("deaths"),
+    _big("worker_epoch", null=True),
+    sa.Column("noted_at", sa.DateTime(timezone=True), nullable=False, server_default=sa.func.now()),
+    comment="Requests that were at hand when an engine or a worker died. worker_epoch: in whose engine it is now.",
+)
+
 settled = sa.Table(
     "settled",
     metadata,

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import os
+import signal
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import cast
 
@@ -152,7 +154,9 @@ class SimulatedEngine:
         """What the fault words of a job do when it reaches the engine."""
         planned = _plan_of(job)
         faults = planned.faults or {}
-        if "die" in faults or ("die-once" in faults and self._first_time("die", planned)):
+        if "crash" in faults:
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif "die" in faults or ("die-once" in faults and self._first_time("die", planned)):
             self.die("a request's fault word")
         elif "hang" in faults and self._first_time(f"hang {job.job_id}", planned):
             self.hang()

@@ -13,6 +13,7 @@ Fault words in the prompt (obeyed when ``engine.simulated_faults`` is on):
 ==================================  =====================================================================
 ``FAULT:die``                       the engine dies when this request reaches it
 ``FAULT:die-once``                  the same, but only the first time this engine object meets the prompt
+``FAULT:crash``                     the whole worker dies at once, as when memory runs out
 ``FAULT:hang``                      the core goes deaf: nothing ends, round trips do not come back
 ``FAULT:slow=MS``                   the answer comes MS milliseconds later
 ``FAULT:transient``                 every try fails with ``TransientError``
@@ -47,7 +48,7 @@ VOCABULARY = 50_000
 _LONGEST_TALK = 256
 
 _FAULT = re.compile(r"FAULT:(?P<word>[a-z-]+)(?:=(?P<number>\d+))?")
-_FAULTS = {"die", "die-once", "hang", "slow", "transient", "transient-once", "invalid"}
+_FAULTS = {"crash", "die", "die-once", "hang", "slow", "transient", "transient-once", "invalid"}
 _FAULTS |= {"nul", "surrogate", "logprobs", "cached"}
 _SENTENCE = (
     "water runs down the race and turns a wheel that mills grain by day while at night gates close so ponds fill "

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from confluent_kafka.admin import AdminClient
 
 HEAVY = "torch, vllm, sqlalchemy, psycopg, confluent_kafka, kafka, numpy, transformers"
 
@@ -53,7 +54,6 @@ def test_error_of_a_real_process_is_one_line_and_status_2() -> None:
 @pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
 def test_stack_up_prints_what_to_export_and_leaves_nothing_behind(session_folder: Path, signal_number: int) -> None:
     import psycopg
-    from confluent_kafka.admin import AdminClient
 
     folder = session_folder / f"stack-{signal_number}"
     process = subprocess.Popen(
@@ -70,11 +70,15 @@ def test_stack_up_prints_what_to_export_and_leaves_nothing_behind(session_folder
         script = f"{process.stdout.readline()}{process.stdout.readline()}env"
         exported = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True).stdout
         environ = dict(line.partition("=")[::2] for line in exported.splitlines())
-        admin = AdminClient({"bootstrap.servers": environ["HEADRACE_KAFKA__BOOTSTRAP_SERVERS"]})
-        assert "headrace.results" in admin.list_topics(timeout=10).topics
+        assert "headrace.results" in topics_of(environ["HEADRACE_KAFKA__BOOTSTRAP_SERVERS"])
         with psycopg.connect(environ["HEADRACE_POSTGRES__URL"]) as connection:
             assert connection.execute("SELECT count(*) FROM results").fetchone() == (0,)
         process.send_signal(signal_number)
         assert process.wait(60) == 0
     with pytest.raises(psycopg.OperationalError):
         psycopg.connect(environ["HEADRACE_POSTGRES__URL"])
+
+
+def topics_of(bootstrap_servers: str) -> list[str]:
+    """Through a client that is gone before its broker is: librdkafka would tell of that on standard error."""
+    return list(AdminClient({"bootstrap.servers": bootstrap_servers}).list_topics(timeout=10).topics)

@@ -54,6 +54,16 @@ CREATE TABLE claims (
 COMMENT ON TABLE claims IS
     'Offsets in a worker''s hands. A trace, not a lock.';
 
+CREATE TABLE suspects (
+    key UUID NOT NULL,
+    deaths INTEGER NOT NULL,
+    worker_epoch BIGINT,
+    noted_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    CONSTRAINT suspects_pkey PRIMARY KEY (key)
+);
+COMMENT ON TABLE suspects IS
+    'Requests that were at hand when an engine or a worker died. worker_epoch: in whose engine it is now.';
+
 CREATE TABLE settled (
     key UUID NOT NULL,
     generation INTEGER NOT NULL,
@@ -186,6 +196,7 @@ def downgrade() -> None:
     op.execute("DROP TABLE attempts")
     op.execute("DROP TABLE results")
     op.execute("DROP TABLE settled")
+    op.execute("DROP TABLE suspects")
     op.execute("DROP TABLE claims")
     op.execute("DROP TABLE worker_time")
     op.execute("DROP TABLE workers")

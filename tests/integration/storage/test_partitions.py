@@ -115,8 +115,8 @@ def test_old_days_keys_workers_and_claims_go_and_nothing_else(store: Store) -> N
     assert set(dropped) == {name_of(parent, ancient_day) for parent in ("results", "attempts")}
     assert rows_of(store, "SELECT id FROM results ORDER BY id") == [("new",), ("old",)]
     known = store.look_up(worker.epoch, [], [worker.outcome(id).result.key for id in ("new", "old", "ancient")])
-    assert {each.status for each in known.values()} == {Status.OK}
-    assert list(known) == [worker.outcome("new").result.key], "keys older than the horizon are forgotten"
+    assert {each.status for each in known.settled.values()} == {Status.OK}
+    assert list(known.settled) == [worker.outcome("new").result.key], "keys older than the horizon are forgotten"
     assert rows_of(store, "SELECT epoch FROM workers") == [(worker.epoch,)]
     assert rows_of(store, "SELECT DISTINCT worker_epoch FROM claims") == [(worker.epoch,)]
     assert rows_of(store, "SELECT * FROM worker_time") == []

@@ -12,7 +12,7 @@ import pytest
 from contract.errors import Fenced
 from contract.statuses import ANSWERS, REFUSALS, Status, Waste
 from storage.partitions import name_of
-from storage.rows import Claim, day_of
+from storage.rows import Claim, Suspect, day_of
 from storage.store import Store
 from tests.integration.storage.build import TOPIC, Worker, execute, now_ms, one, rows_of
 
@@ -89,7 +89,7 @@ def test_same_id_on_a_new_record_after_a_refusal_is_the_next_generation(store: S
     (verdict,) = store.settle([again])
     assert (verdict.won, verdict.result.generation) == (True, 2)
     key = again.result.key
-    (known,) = store.look_up(worker.epoch, [], [key]).values()
+    (known,) = store.look_up(worker.epoch, [], [key]).settled.values()
     assert (known.generation, known.status) == (2, Status.OK)
     assert known.records == (f"{TOPIC}/0/1", f"{TOPIC}/0/2")
     assert store.stored_results([key])[key].charge_usd == Decimal("0.25")
@@ -328,7 +328,7 @@ def test_look_up_notes_claims_and_tells_what_is_settled_in_one_round_trip(store:
     known = store.look_up(
         worker.epoch, [Claim(TOPIC, 0, 1, 5), Claim(TOPIC, 3, 7, 7)], [*keys, worker.outcome().result.key]
     )
-    assert {key: (one.generation, one.status) for key, one in known.items()} == {
+    assert {key: (one.generation, one.status) for key, one in known.settled.items()} == {
         keys[0]: (1, Status.OK),
         keys[1]: (1, Status.SHED),
     }
@@ -339,7 +339,7 @@ def test_look_up_notes_claims_and_tells_what_is_settled_in_one_round_trip(store:
     assert rows_of(store, "SELECT partition FROM claims") == [(3,)]
 
 
-def test_claims_of_the_dead_are_found_and_only_theirs(store: Store) -> None:
+def test_open_claims_are_what_others_never_gave_back(store: Store) -> None:
     dead, alive, stopped, me = (Worker(store, name) for name in ("dead", "alive", "stopped", "me"))
     for worker, first in ((dead, 1), (alive, 2), (stopped, 3), (me, 4)):
         store.look_up(worker.epoch, [Claim(TOPIC, 0, first, first + 10)], [])
@@ -347,5 +347,20 @@ def test_claims_of_the_dead_are_found_and_only_theirs(store: Store) -> None:
     dead.fall_silent()
     store.reap(30)
     store.look_up(dead.epoch, [Claim(TOPIC, 0, 50, 60)], [])  # a zombie claims nothing any more
-    assert store.dead_claims(TOPIC, 0, me.epoch) == [(dead.epoch, 1, 11)]
-    assert store.dead_claims(TOPIC, 1, me.epoch) == []
+    alive_too = [(1, 11), (2, 12)]  # it still holds a partition that is ours now: it lost it without giving it back
+    assert store.open_claims(TOPIC, 0, me.epoch) == alive_too
+    assert store.open_claims(TOPIC, 1, me.epoch) == []
+    store.release_claims(alive.epoch, [(TOPIC, 0)])
+    assert store.open_claims(TOPIC, 0, me.epoch) == [(1, 11)]
+
+
+def test_deaths_of_a_request_only_rise_and_say_in_whose_engine_it_is(store: Store) -> None:
+    me, other = Worker(store, "me"), Worker(store, "other")
+    one, two = (me.outcome().result.key for _ in range(2))
+    store.write_suspects({one: 1, two: 2}, me.epoch)
+    store.write_suspects({one: 2, two: 1}, None)
+    found = store.look_up(other.epoch, [], [one, two]).suspects
+    assert found == {one: Suspect(one, 2, None), two: Suspect(two, 2, None)}
+    store.write_suspects({one: 2}, other.epoch)
+    store.clear_suspects([two])
+    assert store.look_up(me.epoch, [], [one, two]).suspects == {one: Suspect(one, 2, other.epoch)}
