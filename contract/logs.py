@@ -59,5 +59,7 @@ def _printable(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMappi
 
 
 def get(room: str) -> Any:
-    """A logger bound to a room's name."""
+    """A logger bound to a room's name. Where nobody configured structlog, lines go to stderr, never to stdout."""
+    if not structlog.is_configured():
+        structlog.configure(logger_factory=lambda *_: structlog.PrintLogger(sys.stderr))
     return structlog.get_logger(room=room)

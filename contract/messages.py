@@ -143,7 +143,7 @@ class Result(msgspec.Struct, kw_only=True, omit_defaults=True):
     custom_id: str | None = None
 
 
-_REQUEST_FIELDS = frozenset(Request.__struct_fields__)
+_WIRE_FIELDS = frozenset(Request.__struct_fields__) - {"extra"}
 _ENVELOPE = ("id", "source", "model", "business_line", "type", "batch_id", "custom_id")
 
 
@@ -176,9 +176,12 @@ def parse_request(value: bytes | None) -> Parsed:
     if not isinstance(raw, dict):
         return _unread("not_an_object", f"the value must be a JSON object, not {type(raw).__name__}")
     try:
+        extra = None
+        if not _WIRE_FIELDS.issuperset(raw):
+            extra = {name: field for name, field in raw.items() if name not in _WIRE_FIELDS}
+            raw = {name: field for name, field in raw.items() if name in _WIRE_FIELDS}
         request = msgspec.convert(raw, Request)
-        if not _REQUEST_FIELDS.issuperset(raw):
-            request.extra = {name: field for name, field in raw.items() if name not in _REQUEST_FIELDS}
+        request.extra = extra
         check_request(request)
     except msgspec.ValidationError as error:
         return Parsed(envelope(raw), invalid_from(error), altered)
@@ -331,6 +334,7 @@ def parse_result(value: bytes) -> Result:
 def schemas() -> dict[str, Any]:
     """JSON Schema (2020-12) of request and result, for publishers in other languages."""
     (_, components) = msgspec.json.schema_components([Request, Result], ref_template="#/$defs/{name}")
+    del components["Request"]["properties"]["extra"]  # where unknown fields are kept, not a field to send
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": f"urn:headrace:messages:v{SCHEMA_VERSION}",

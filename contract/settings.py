@@ -348,6 +348,13 @@ def _cross_check(settings: Settings) -> None:
             settings.worker.dead_after_s,
             f"must exceed kafka.session_timeout_ms = {settings.kafka.session_timeout_ms}",
         )
+    if settings.postgres.results_days < settings.postgres.key_horizon_days:
+        raise SettingsError(
+            "postgres.results_days",
+            settings.postgres.results_days,
+            f"must be at least postgres.key_horizon_days = {settings.postgres.key_horizon_days}, "
+            "else a duplicate could not be answered from the store",
+        )
     if settings.postgres.key_horizon_days * 24 <= settings.topics.retention_hours:
         raise SettingsError(
             "postgres.key_horizon_days",

@@ -51,7 +51,7 @@ _LIVE_S = 30.0
 _ENGINE_STOP_S = 10.0
 _REASONS = (
     "tombstone", "empty_value", "invalid_json", "not_an_object", "engine_death", "inference_timeout", "engine_error",
-    "deadlock", "serialization", "connection", OTHER,
+    "deadlock", "serialization", "connection", "timeout", OTHER,
 )  # fmt: skip
 
 
@@ -68,7 +68,6 @@ class Worker:
         self._settings = settings
         self._name = settings.worker.name or f"{socket.gethostname()}-{os.getpid()}"
         self._log = logs.get("gpu_workers").bind(worker=self._name)
-        self._store = Store(settings.postgres)
         self._metrics = Metrics(
             {
                 "class": settings.classes,
@@ -78,6 +77,10 @@ class Worker:
                 "kind": ["prompt", "cached", "output"],
                 "reason": _REASONS,
             }
+        )
+        self._store = Store(
+            settings.postgres,
+            on_retry=lambda reason: self._metrics.count("headrace_settle_retries_total", reason),
         )
         self._health = HealthServer(
             settings.worker.http_port, live=self._not_live, ready=self._not_ready, registry=self._metrics.registry
@@ -120,6 +123,7 @@ class Worker:
         while not self._stop_asked.is_set():
             try:
                 await asyncio.to_thread(self._store.seed_prices, self._settings.cost)
+                await asyncio.to_thread(self._store.make_partitions)
                 return await asyncio.to_thread(
                     lambda: self._store.register_worker(
                         name=self._name,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -88,3 +90,10 @@ def test_exception_is_one_line_too() -> None:
 
 def test_level_below_the_setting_is_not_written() -> None:
     assert written(Log(level="error"), "settled") == ""
+
+
+def test_library_in_a_program_without_logging_set_up_never_writes_to_stdout() -> None:
+    script = "from contract import logs; logs.get('broker').warning('down', broker='b')"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == ""
+    assert "down" in done.stderr
