@@ -16,8 +16,7 @@ from contract.messages import LOGPROB_FLOOR
 from contract.settings import Settings
 from headrace.stack.processes import wait_for
 from tests.acceptance.harness import World
-
-CASES = Path(__file__).parents[1] / "field_cases"
+from tests.data import field_case
 
 
 def _decode(text: str | None) -> bytes | None:
@@ -26,7 +25,7 @@ def _decode(text: str | None) -> bytes | None:
 
 def test_b11_null_values_null_headers_and_odd_bytes_do_not_stop_the_partition(world: World) -> None:
     worker = world.worker().ready()
-    records = [json.loads(line) for line in (CASES / "B11-records.jsonl").read_text().splitlines()]
+    records = field_case("B11-records.jsonl")
     for record in records:
         headers = [(name, _decode(value)) for name, value in record["headers"] or []]
         value = _decode(record["value_b64"])
@@ -90,7 +89,7 @@ def test_always_failing_request_is_failed_and_kept_as_a_dead_letter(world: World
 
 def test_b14_text_that_postgres_cannot_hold_is_answered_and_marked(world: World) -> None:
     world.worker().ready()
-    cases = json.loads((CASES / "B14-model-outputs.json").read_text())
+    cases = field_case("B14-model-outputs.json")
     requests = world.requests(50)
     for index, case in enumerate(cases):
         value = case["value"] if isinstance(case["value"], str) else "k\0"
