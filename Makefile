@@ -19,8 +19,12 @@ setup: $(VENV)/.ready $(KAFKA_LIBS)/.ready ## venv with pinned packages, Kafka's
 demo: $(VENV)/.ready $(if $(HEADRACE_KAFKA__BOOTSTRAP_SERVERS),,$(KAFKA_LIBS)/.ready) ## everything on this machine, with a mixed load; ONCE=1 ends by itself
 	@exec $(BIN)/python -m headrace demo $(if $(ONCE),--once) $(ARGS)
 
+# Two at a time: most tests wait for a server or a session to time out. Real engines stay on one side (tests/conftest.py).
 test: setup ## every test
-	@exec $(BIN)/python -m pytest $(ARGS)
+	@exec $(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
+
+faults: setup ## every fault, all rounds: build/faults.jsonl, benchmarks/RESULTS.md
+	@exec $(BIN)/python -m tests.faults $(ARGS)
 
 check: $(VENV)/.ready ## format, lint, types, layers, unit tests; under a minute
 	@$(BIN)/ruff format --check .
@@ -49,4 +53,4 @@ $(KAFKA_LIBS)/.ready: deploy/kafka/pom.xml
 	@deploy/kafka/bring-jars $(KAFKA_LIBS)
 	touch $@
 
-.PHONY: help setup demo test check format pins
+.PHONY: help setup demo test faults check format pins

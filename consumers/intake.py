@@ -367,7 +367,9 @@ class Intake:
     def _on_error(self, error: Any) -> None:
         if error.fatal():
             raise FatalError(f"the Kafka client gave up: {error.str()}")
-        if error.code() != ck.KafkaError._PARTITION_EOF:
+        if error.code() == ck.KafkaError.UNKNOWN_TOPIC_OR_PART:
+            self._log.error("intake.topic_missing", topic=self._topic, fix="headrace topics create")
+        elif error.code() != ck.KafkaError._PARTITION_EOF:
             self._log.warning("intake.kafka_error", code=error.name(), error=error.str())
 
     # -- rebalance: these run inside poll, on the intake thread, and never raise -------------------

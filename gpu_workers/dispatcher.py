@@ -12,7 +12,7 @@ import collections
 import dataclasses
 import itertools
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -29,6 +29,7 @@ from contract.settings import Settings
 from contract.statuses import Status, Waste
 from gpu_workers.credits import Credits, Need
 from gpu_workers.engine import Completion, Engine, EngineInfo, Job, Prepared
+from gpu_workers.lanes import Lanes, Waiting
 from gpu_workers.metering import Meter, weight
 from gpu_workers.suspects import Suspects
 from gpu_workers.timeouts import Timeouts
@@ -41,12 +42,6 @@ _SOLO_AFTER_DEATHS = 2
 
 
 @dataclasses.dataclass(slots=True)
-class _Waiting:
-    item: Item
-    need: Need
-
-
-@dataclasses.dataclass(slots=True)
 class _Flight:
     item: Item
     need: Need
@@ -56,26 +51,8 @@ class _Flight:
     cancelled_for: str = ""
 
 
-class _Lanes:
-    """Waiting requests of one class: the longest bucket apart, so that it cannot block the others."""
-
-    __slots__ = ("long", "short")
-
-    def __init__(self) -> None:
-        self.short: collections.deque[_Waiting] = collections.deque()
-        self.long: collections.deque[_Waiting] = collections.deque()
-
-    def __len__(self) -> int:
-        return len(self.short) + len(self.long)
-
-    def by_age(self) -> list[collections.deque[_Waiting]]:
-        """The lanes that hold something, the one with the older head first."""
-        if not self.long:
-            return [self.short] if self.short else []
-        if not self.short:
-            return [self.long]
-        older = self.short[0].item.appended_ms <= self.long[0].item.appended_ms
-        return [self.short, self.long] if older else [self.long, self.short]
+_SCAN_EVERY_NS = 1_000_000_000
+"""Between looks at all that waits: while the engine is full, nothing else would tell the late ones."""
 
 
 def _runs_alone(item: Item) -> bool:
@@ -118,12 +95,12 @@ class Dispatcher:
         self._timeouts = Timeouts(settings.engine)
         self._ranks = {name: cls.rank for name, cls in settings.worker_classes.items()}
         self._long_bucket = list(settings.buckets.edges)[-1] if len(settings.buckets.edges) > 1 else ""
-        self._lanes = {name: _Lanes() for name in settings.worker_classes}
+        self._lanes = Lanes(settings.worker_classes)
         self._credits: Credits | None = None
         self._flights: dict[int, _Flight] = {}
         self._job_ids = itertools.count(1)
         self._attempt_seq = itertools.count(1)
-        self._inbox: collections.deque[_Waiting] = collections.deque()
+        self._inbox: collections.deque[Waiting] = collections.deque()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake_asked = False
         self._purge_asked = False
@@ -134,6 +111,7 @@ class Dispatcher:
         self._model = ""
         self.tariff = tariff
         self._marking = False
+        self._next_scan_ns = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -153,7 +131,7 @@ class Dispatcher:
                 item.prepared = prepared
                 route = item.lease.route
                 need = Need(route.class_name, route.bucket == self._long_bucket, prepared.kv_tokens)
-                self._inbox.append(_Waiting(item, need))
+                self._inbox.append(Waiting(item, need))
             if refused:
                 self._settle(invalid_outcomes(self._desk, refused))
             self._ask_wake()
@@ -169,7 +147,7 @@ class Dispatcher:
         return (
             self._up
             and not self._inbox
-            and not self._lanes[class_name]
+            and self._lanes.is_empty(class_name)
             and (credits is not None and credits.has_slot(class_name))
         )
 
@@ -204,7 +182,7 @@ class Dispatcher:
         flights = list(self._flights.items())
         now_ns = time.monotonic_ns()
         gone: list[Outcome] = []
-        back: list[_Waiting] = []
+        back: list[Waiting] = []
         for job_id, flight in flights:
             item = flight.item
             self._leave(job_id, flight, now_ns, Waste.ENGINE_DEATH, Usage())
@@ -218,8 +196,8 @@ class Dispatcher:
                     )
                 )
             else:
-                back.append(_Waiting(item, flight.need))
-        self._put_back(back)
+                back.append(Waiting(item, flight.need))
+        self._lanes.put_back(back)
         self._spawn(self._suspects.note_deaths([waiting.item for waiting in back]))
         if gone:
             self._settle(gone)
@@ -239,19 +217,11 @@ class Dispatcher:
     def _wake(self) -> None:
         self._wake_asked = False
         while self._inbox:
-            self._lane(waiting := self._inbox.popleft()).append(waiting)
+            self._lanes.add(self._inbox.popleft())
         if self._purge_asked:
             self._purge_asked = False
-            self._drop_waiting(lambda waiting: not waiting.item.lease.feeding)
+            self._drop_waiting(lambda item: not item.lease.feeding)
         self._pump()
-
-    def _lane(self, waiting: _Waiting) -> collections.deque[_Waiting]:
-        lanes = self._lanes[waiting.need.class_name]
-        return lanes.long if waiting.need.long else lanes.short
-
-    def _put_back(self, waiting: Iterable[_Waiting]) -> None:
-        for one in reversed(list(waiting)):
-            self._lane(one).appendleft(one)
 
     def _pump(self) -> None:
         if self._draining:
@@ -261,33 +231,41 @@ class Dispatcher:
             return
         now_ns, now_ms = time.monotonic_ns(), self._wall_ms()
         jobs: list[Job] = []
-        expired: list[Outcome] = []
+        expired: list[Item] = []
         dropped: list[Item] = []
         while (waiting := self._next()) is not None:
             item = waiting.item
             if not item.lease.feeding:
                 dropped.append(item)
             elif self._too_late(item, now_ms):
-                text = "it cannot finish before its deadline"
-                expired.append(self._desk.outcome(item, Status.EXPIRED, now_ms, code="deadline_exceeded", message=text))
+                expired.append(item)
             else:
                 jobs.append(self._enter(waiting, now_ns, now_ms))
         if dropped:
             self._give_up(dropped)
-        if expired:
-            self._settle(expired)
+        self._expire(expired, now_ms)
         if jobs:
             self._empty.clear()
             self._crash.reach(Point.BEFORE_ENGINE)
             self._engine.submit(jobs)
 
-    def _next(self) -> _Waiting | None:
+    def _expire(self, items: list[Item], now_ms: int) -> None:
+        text = "it cannot finish before its deadline"
+        if items:
+            self._settle(
+                [
+                    self._desk.outcome(item, Status.EXPIRED, now_ms, code="deadline_exceeded", message=text)
+                    for item in items
+                ]
+            )
+
+    def _next(self) -> Waiting | None:
         """The next request that may enter, taken out of its lane; None: nobody may."""
         credits = self._credits
         if credits is None or self._solo:
             return None
-        for class_name in credits.turn([name for name, lanes in self._lanes.items() if len(lanes)]):
-            for lane in self._lanes[class_name].by_age():
+        for class_name in credits.turn(self._lanes.classes()):
+            for lane in self._lanes.by_age(class_name):
                 head = lane[0]
                 item = head.item
                 if item.lease.feeding and not credits.admits(head.need):
@@ -325,7 +303,7 @@ class Dispatcher:
         least_ms = self._timeouts.least_s(prompt_tokens=prepared.prompt_tokens) * 1000
         return now_ms + least_ms > item.deadline_ms
 
-    def _enter(self, waiting: _Waiting, now_ns: int, now_ms: int) -> Job:
+    def _enter(self, waiting: Waiting, now_ns: int, now_ms: int) -> Job:
         item, need = waiting.item, waiting.need
         prepared: Prepared = item.prepared
         job_id = next(self._job_ids)
@@ -347,7 +325,7 @@ class Dispatcher:
         now_ns = time.monotonic_ns()
         self._crash.reach(Point.AFTER_ENGINE)
         outcomes: list[Outcome] = []
-        again: list[_Waiting] = []
+        again: list[Waiting] = []
         dropped: list[Item] = []
         for completion in completions:
             flight = self._flights.get(completion.job_id)
@@ -362,12 +340,12 @@ class Dispatcher:
                 self._suspects.survived(flight.item)
             outcome = self._judge(completion, flight, now_ns)
             if outcome is None:
-                again.append(_Waiting(flight.item, flight.need))
+                again.append(Waiting(flight.item, flight.need))
             else:
                 outcomes.append(outcome)
         if dropped:
             self._give_up(dropped)
-        self._put_back(again)
+        self._lanes.put_back(again)
         if outcomes:
             self._settle(outcomes)
         self._solo = self._solo and bool(self._flights)
@@ -458,8 +436,11 @@ class Dispatcher:
             late.append(job_id)
         if late:
             self._engine.cancel(late)
-        self._pump()  # what waits may have expired, or lost its lease
-        for name in self._lanes:
+        if now_ns >= self._next_scan_ns:
+            self._next_scan_ns = now_ns + _SCAN_EVERY_NS
+            self._expire(self._lanes.take_all(lambda item: self._too_late(item, now_ms)), now_ms)
+        self._pump()
+        for name in self._ranks:
             self._metrics.set("headrace_engine_requests", self._credits.held(name) if self._credits else 0, name)
 
     # -- the end ----------------------------------------------------------------------------------
@@ -487,15 +468,8 @@ class Dispatcher:
         self._drop_waiting()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _drop_waiting(self, chosen: Callable[[_Waiting], bool] = lambda _: True) -> None:
-        items = []
-        for lanes in self._lanes.values():
-            for lane in (lanes.short, lanes.long):
-                items += [waiting.item for waiting in lane if chosen(waiting)]
-                kept = [waiting for waiting in lane if not chosen(waiting)]
-                lane.clear()
-                lane.extend(kept)
-        if items:
+    def _drop_waiting(self, chosen: Callable[[Item], bool] = lambda _: True) -> None:
+        if items := self._lanes.take_all(chosen):
             self._give_up(items)
 
     def _give_up(self, items: list[Item]) -> None:
@@ -522,4 +496,4 @@ class Dispatcher:
     @property
     def waiting(self) -> int:
         """Requests prepared and not yet in the engine."""
-        return len(self._inbox) + sum(len(lanes) for lanes in self._lanes.values())
+        return len(self._inbox) + len(self._lanes)

@@ -46,9 +46,14 @@ EXIT_FENCED = 75
 _SWEEP_S = 0.1
 _TARIFF_EVERY_S = 30.0
 _REGISTER_RETRY_S = 1.0
+_PING_S = 3.0
+_SAME_SIGNAL_S = 0.5
+"""Some supervisors signal a process and its group: the same signal again within this time is the same wish."""
 _LIVE_S = 30.0
 """The loop counts as stuck when it has not turned for this long; loading a model may hold it for seconds."""
 _ENGINE_STOP_S = 10.0
+_STORAGE_LATE_S = 5.0
+"""Without a heartbeat in Postgres for this long it is not ready, however long a transaction may still be tried."""
 _REASONS = (
     "tombstone", "empty_value", "invalid_json", "not_an_object", "engine_death", "inference_timeout", "engine_error",
     "deadlock", "serialization", "connection", "timeout", OTHER,
@@ -88,7 +93,8 @@ class Worker:
         self._intakes: dict[tuple[str, str], Intake] = {}
         self._admissions: dict[str, Admission] = {}
         self._phase = "starting"
-        self._turned_s = time.monotonic()
+        self._signalled_s = 0.0
+        self._turned_s = self._beaten_s = time.monotonic()
         self._broken: BaseException | None = None
         self._unsent: TimeRow | None = None
 
@@ -122,6 +128,7 @@ class Worker:
         started_ms = int(time.time() * 1000)
         while not self._stop_asked.is_set():
             try:
+                await asyncio.to_thread(self._store.ping, _PING_S)
                 await asyncio.to_thread(self._store.seed_prices, self._settings.cost)
                 await asyncio.to_thread(self._store.make_partitions)
                 return await asyncio.to_thread(
@@ -261,9 +268,12 @@ class Worker:
     def _on_signal(self, number: int) -> None:
         name = signal.Signals(number).name
         if self._stop_asked.is_set():
+            if time.monotonic() - self._signalled_s < _SAME_SIGNAL_S:
+                return
             self._log.warning("worker.aborted", signal=name)
             os._exit(EXIT_ABORTED)  # the guard ends the engine
         self._log.info("worker.stop_asked", signal=name)
+        self._signalled_s = time.monotonic()
         self._stop_asked.set()
 
     # -- between the parts ------------------------------------------------------------------------
@@ -309,7 +319,7 @@ class Worker:
             try:
                 await self._send_time(self._store.beat)
                 self._metrics.set("headrace_storage_up", 1)
-                now = time.monotonic()
+                now = self._beaten_s = time.monotonic()
                 if now - steady_since > dead_after_s:
                     # Only who has beaten through may call another dead: after an outage of Postgres
                     # everybody's heartbeat is old.
@@ -359,6 +369,6 @@ class Worker:
         reasons = {reason for intake in self._intakes.values() for reason in intake.holds}
         waiting = [f"{name}.{bucket}" for (name, bucket), intake in self._intakes.items() if not intake.joined]
         reasons |= {f"not yet in the group of {topic}" for topic in waiting}
-        if not self._settler.storage_up:
+        if not self._settler.storage_up or time.monotonic() - self._beaten_s > _STORAGE_LATE_S:
             reasons.add("storage")
         return sorted(reasons)

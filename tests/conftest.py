@@ -38,6 +38,13 @@ for _name in [name for name in os.environ if name.startswith(contract_settings.E
     del os.environ[_name]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Under ``pytest -n`` all tests of real engines run in one process, one by one: two would not fit the cores."""
+    for item in items:
+        if item.get_closest_marker("vllm"):
+            item.add_marker(pytest.mark.xdist_group("vllm"))
+
+
 @pytest.fixture(scope="session")
 def session_folder() -> Iterator[Path]:
     """A folder for servers' data. Not pytest's own: Postgres' system user must be able to walk to it."""

@@ -96,3 +96,14 @@ def test_prompt_larger_than_any_bucket_is_still_answered_where_it_landed(few_slo
     world.publish(world.requests(1, prompt="word " * 400, max_tokens=300), topic=world.topic("online", "short"))
     world.wait_settled(1)
     assert world.query("SELECT status, bucket FROM results") == [("ok", "short")]
+
+
+def test_waiting_request_is_told_that_it_expired_although_the_engine_stays_full(few_slots: World) -> None:
+    world = few_slots
+    worker = world.worker().ready()
+    world.publish(world.requests(6, prompt="FAULT:slow=20000 x", prefix="busy", deadline_ms=60_000))
+    wait_for(lambda: 'headrace_engine_requests{class="online"} 6.0' in worker.get("/metrics")[1], 20, "it is full")
+    world.publish(world.requests(5, prefix="late", deadline_ms=1_000))
+    world.wait_settled(5, timeout_s=10)
+    assert world.query("SELECT DISTINCT status FROM results WHERE id LIKE 'late-%'") == [("expired",)]
+    assert world.value("SELECT count(*) FROM attempts") == 0
