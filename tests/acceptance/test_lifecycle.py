@@ -32,7 +32,12 @@ def test_readiness_follows_the_drain_and_second_signal_aborts(world: World) -> N
     worker.child.send(signal.SIGTERM)
     wait_for(lambda: worker.get("/readyz") == (503, '{"ok":false,"reasons":["draining"]}'), 10, "not ready")
     worker.child.send(signal.SIGTERM)  # at once: the same wish, as from a supervisor that signals the group too
-    wait_for(lambda: worker.child.send(signal.SIGTERM) or not worker.child.running, 5, "a later one aborts")
+
+    def aborted() -> bool:
+        worker.child.send(signal.SIGTERM)
+        return not worker.child.running
+
+    wait_for(aborted, 5, "a later one aborts")
     assert worker.child.wait(5) == 1
     assert world.settled() == 0
 
