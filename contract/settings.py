@@ -180,7 +180,7 @@ class Worker(_Section, frozen=True):
 class Engine(_Section, frozen=True):
     """The engine of a worker."""
 
-    kind: Annotated[Literal["vllm", "simulated"], _doc("Which engine.")] = "vllm"
+    kind: Annotated[Literal["vllm", "http", "simulated"], _doc("Which engine.")] = "vllm"
     model_path: Annotated[str, _doc("Model folder or name for vLLM.")] = ""
     max_requests: Annotated[
         int, _doc("Requests in the engine at once: credits and vLLM's max_num_seqs.", ge=1, le=65_536)
@@ -196,10 +196,34 @@ class Engine(_Section, frozen=True):
     ] = 1.5
     inference_min_s: Annotated[float, _doc("Shortest inference timeout.", gt=0, le=3_600)] = 30.0
     vllm: Annotated[dict[str, Any], _doc("Further arguments of vLLM's AsyncEngineArgs, under their names.")] = {}
+    http_url: Annotated[
+        str, _doc("Base URL of an OpenAI-compatible endpoint, as its clients take it: http://127.0.0.1:8000/v1.")
+    ] = ""
+    http_api_key: Annotated[str, _doc("Sent as a bearer token; empty: none.")] = ""
+    http_model: Annotated[str, _doc("The model's name at the endpoint; empty: the pool's.")] = ""
+    http_connections: Annotated[
+        int, _doc("Most connections for requests, and so requests at once; 0: max_requests.", ge=0, le=65_536)
+    ] = 0
+    http_connect_timeout_s: Annotated[float, _doc("Deadline of one connect.", gt=0, le=600)] = 5.0
+    http_start_timeout_s: Annotated[
+        float, _doc("How long a server of ours may load, or an endpoint that was up stay away.", gt=0, le=86_400)
+    ] = 900.0
+    http_serve: Annotated[
+        bool, _doc("Start vLLM's server for http_url from model_path and [engine.vllm]; it outlives the worker.")
+    ] = False
+    http_serve_folder: Annotated[str, _doc("Where such servers' logs and process ids are kept.", min_length=1)] = (
+        ".headrace/serve"
+    )
     simulated_prefill_tokens_per_s: Annotated[float, _doc("0 = at once.", ge=0)] = 200_000.0
     simulated_step_ms: Annotated[float, _doc("One decode step of an empty batch; 0 = at once.", ge=0, le=60_000)] = 8.0
     simulated_step_ms_per_request: Annotated[float, _doc("Added per running request.", ge=0, le=60_000)] = 0.05
     simulated_faults: Annotated[bool, _doc("Obey fault words in prompts. For tests.")] = False
+
+    @property
+    def slots(self) -> int:
+        """Requests in the engine at once."""
+        limit = self.http_connections if self.kind == "http" else 0
+        return min(self.max_requests, limit or self.max_requests)
 
 
 class Cost(_Section, frozen=True):
@@ -316,10 +340,12 @@ def _overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _cross_check(settings: Settings) -> None:
-    slots = settings.engine.max_requests
+    _check_endpoint(settings.engine)
+    slots = settings.engine.slots
     reserved = sum(cls.reserved_slots for cls in settings.worker_classes.values()) if _classes_known(settings) else 0
     if reserved >= slots:
-        raise SettingsError("engine.max_requests", slots, f"must exceed the classes' reserved_slots, {reserved} in all")
+        field = "engine.max_requests" if slots == settings.engine.max_requests else "engine.http_connections"
+        raise SettingsError(field, slots, f"must exceed the classes' reserved_slots, {reserved} in all")
     if settings.topics.min_insync_replicas > settings.topics.replication:
         raise SettingsError(
             "topics.min_insync_replicas",
@@ -361,6 +387,17 @@ def _cross_check(settings: Settings) -> None:
             settings.postgres.key_horizon_days,
             f"must be longer than topics.retention_hours = {settings.topics.retention_hours}, "
             "else a late duplicate would be computed again",
+        )
+
+
+def _check_endpoint(engine: Engine) -> None:
+    if engine.kind != "http":
+        return
+    if not re.match(r"https?://[^/?#\s]+[^?#\s]*$", engine.http_url):
+        raise SettingsError(
+            "engine.http_url",
+            engine.http_url,
+            'must be a URL such as "http://127.0.0.1:8000/v1" (engine.kind is "http")',
         )
 
 

@@ -132,7 +132,9 @@ class EngineKeeper:
         self._engine.submit(jobs)
         try:
             for completion in await asyncio.wait_for(asyncio.gather(*waiters), _WARM_UP_TIMEOUT_S):
-                if completion.error is not None:
+                if isinstance(completion.error, InvalidRequest):  # an endpoint that has no log-probabilities, say
+                    self._log.warning("engine.warm_up_refused", error=completion.error.message)
+                elif completion.error is not None:
                     raise FatalError(f"the engine failed its warm-up: {completion.error}") from completion.error
         except TimeoutError:
             raise FatalError(f"the engine gave no answer to its warm-up within {_WARM_UP_TIMEOUT_S:.0f} s") from None

@@ -48,10 +48,15 @@ def on_cpu() -> bool:
     return False
 
 
+def environment() -> dict[str, str]:
+    """What vLLM reads at import and its core inherits. What is set already stays."""
+    wanted = _ENVIRONMENT | (_CPU_ENVIRONMENT if on_cpu() else {})
+    return {name: os.environ.get(name, value) for name, value in wanted.items()}
+
+
 def set_environment() -> None:
-    """Sets what vLLM reads at import and its core inherits. What is set already stays."""
-    for name, value in (_ENVIRONMENT | (_CPU_ENVIRONMENT if on_cpu() else {})).items():
-        os.environ.setdefault(name, value)
+    """Sets ``environment`` for this process and those it starts."""
+    os.environ.update(environment())
 
 
 def engine_arguments(engine: Engine) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import orjson
 from contract import settings
 
 MASK = "***"
-_SECRET_NAME = re.compile(r"password|secret|token(?!iz)|jaas|\.pem$", re.IGNORECASE)
+_SECRET_NAME = re.compile(r"password|secret|api_key|token(?!iz)|jaas|\.pem$", re.IGNORECASE)
 _URL_PASSWORD = re.compile(r"(://[^:/?#@]*:).*@")
 _NAMED_PASSWORD = re.compile(r"(?i)(password\s*=\s*)('(?:[^'\\]|\\.)*'|[^&\s]*)")
 _UNITS = (

@@ -8,8 +8,11 @@ import json
 import os
 import signal
 import time
+import urllib.parse
 from collections.abc import Callable, Sequence
 from typing import Any
+
+import msgspec
 
 from contract.errors import EngineDied, InvalidRequest
 from contract.messages import Request, parse_request
@@ -17,6 +20,7 @@ from contract.settings import Settings
 from gpu_workers import engines
 from gpu_workers.engine import Completion, EngineInfo, Job, Prepared
 from gpu_workers.engines.simulated import SimulatedEngine
+from tests.integration.http_endpoint import HttpEndpoint
 
 Answer = Completion | InvalidRequest
 
@@ -41,6 +45,13 @@ class Rig:
         self.twice: list[int] = []
         self.deaths: list[EngineDied] = []
         self.info: EngineInfo | None = None
+        self.endpoint: HttpEndpoint | None = None
+        """What an http engine speaks to, on the port that its settings name."""
+        if self.kind == "http":
+            simulated = msgspec.structs.replace(settings.engine, kind="simulated")
+            self.endpoint = HttpEndpoint(msgspec.structs.replace(settings, engine=simulated))
+            self.endpoint.port = urllib.parse.urlsplit(settings.engine.http_url).port or 0
+            self._endpoint_up = False
         self._news = asyncio.Event()
         self._numbers = itertools.count(1)
 
@@ -61,6 +72,9 @@ class Rig:
 
     async def start(self) -> EngineInfo:
         self.deaths.clear()
+        if self.endpoint is not None and not self._endpoint_up:
+            await self.endpoint.start()
+            self._endpoint_up = True
         self.info = await self.engine.start(self)
         return self.info
 
@@ -115,18 +129,30 @@ class Rig:
         assert answer.error is None, answer.error
         return answer
 
+    async def close(self) -> None:
+        """The engine ends, and the endpoint if there is one."""
+        await self.engine.stop(10)
+        if self.endpoint is not None:
+            await self.endpoint.stop()
+
     # -- violence ---------------------------------------------------------------------------------
 
     def kill(self) -> None:
         """The core ends without a word."""
-        if isinstance(self.engine, SimulatedEngine):
+        self._endpoint_up = False
+        if self.endpoint is not None:
+            self._killing = asyncio.get_running_loop().create_task(self.endpoint.stop())
+        elif isinstance(self.engine, SimulatedEngine):
             asyncio.get_running_loop().call_soon(self.engine.die)
         else:
             self._signal(signal.SIGKILL)
 
     def freeze(self) -> None:
         """The core stops in its tracks."""
-        if isinstance(self.engine, SimulatedEngine):
+        self._endpoint_up = False
+        if self.endpoint is not None:
+            self.endpoint.engine.hang()
+        elif isinstance(self.engine, SimulatedEngine):
             self.engine.hang()
         else:
             self._signal(signal.SIGSTOP)

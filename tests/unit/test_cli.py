@@ -86,7 +86,7 @@ def test_shown_settings_tell_origin_unit_bound_and_meaning() -> None:
         "meaning": "A killed worker's partitions move after this.",
     }
     assert rows["buckets.edges"]["origin"] == "$HEADRACE_BUCKETS__EDGES__SHORT"
-    assert rows["engine.kind"]["bound"] == "one of vllm, simulated"
+    assert rows["engine.kind"]["bound"] == "one of vllm, http, simulated"
     assert rows["postgres.connect_timeout_s"]["unit"] == "seconds"
     assert set(rows) == {field for field, _, _ in settings.fields(settings.load(environ=environ))}
 
@@ -116,8 +116,9 @@ def test_secrets_among_client_properties_are_masked_and_the_rest_is_not() -> Non
         '"sasl.oauthbearer.client.secret" = "hunter2", "sasl.jaas.config" = "x hunter2", "sasl.username" = "visible"}'
     )
     output = run(
-        "config", "show", HEADRACE_KAFKA__PROPERTIES=properties, HEADRACE_POOLS__DEFAULT__TOKENIZER="path"
-    ).output
+        "config", "show", HEADRACE_KAFKA__PROPERTIES=properties, HEADRACE_POOLS__DEFAULT__TOKENIZER="path",
+        HEADRACE_ENGINE__HTTP_API_KEY="sk-hunter2",
+    ).output  # fmt: skip
     assert "hunter2" not in output
     assert '"sasl.username" = "visible"' in output
     assert 'tokenizer = "path"' in output

@@ -23,7 +23,9 @@ from contract.settings import Settings
         ({"kafka": {"session_timeout_ms": "soon"}}, "kafka.session_timeout_ms", "soon", "must be int"),
         ({"kafka": {"session_timeout_ms": 5}}, "kafka.session_timeout_ms", 5, ">= 1000"),
         ({"postgres": {"statement_timeout_s": math.nan}}, "postgres.statement_timeout_s", None, "> 0"),
-        ({"engine": {"kind": "magic"}}, "engine.kind", "magic", "one of vllm, simulated"),
+        ({"engine": {"kind": "magic"}}, "engine.kind", "magic", "one of vllm, http, simulated"),
+        ({"engine": {"kind": "http"}}, "engine.http_url", "", 'such as "http://127.0.0.1:8000/v1"'),
+        ({"engine": {"kind": "http", "http_url": "host:80"}}, "engine.http_url", "host:80", "must be a URL"),
         ({"cost": {"gpu_usd_per_hour": "2e3"}}, "cost.gpu_usd_per_hour", "2e3", "matching"),
         ({"kafka": {"bootstrap_servers": ""}}, "kafka.bootstrap_servers", "", "length >= 1"),
         ({"kafka": 3}, "kafka", 3, "must be object"),
@@ -42,6 +44,12 @@ from contract.settings import Settings
         # two settings that do not go together: both are named
         ({"topics": {"min_insync_replicas": 2}}, "topics.min_insync_replicas", 2, "topics.replication = 1"),
         ({"engine": {"max_requests": 8}}, "engine.max_requests", 8, "reserved_slots, 8 in all"),
+        (
+            {"engine": {"kind": "http", "http_url": "http://h/v1", "http_connections": 8}},
+            "engine.http_connections",
+            8,
+            "reserved_slots, 8 in all",
+        ),
         ({"worker": {"pool": "gone"}}, "worker.pool", "gone", "default"),
         ({"client": {"pool": "gone"}}, "client.pool", "gone", "default"),
         ({"client": {"class_name": "gone"}}, "client.class_name", "gone", "online, offline"),
