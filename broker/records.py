@@ -1,4 +1,4 @@
-"""How large a record is on the wire. Pure.
+"""A record as it is read, and how large one is on the wire. Pure.
 
 A broker compares ``max.message.bytes`` with a whole batch. A record "fits" when a batch that holds it
 alone does, so that "fits" never depends on its neighbours. Sizes are before compression.
@@ -6,9 +6,24 @@ alone does, so that "fits" never depends on its neighbours. Sizes are before com
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 Headers = Sequence[tuple[str, bytes | None]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Record:
+    """One record read. ``timestamp_ms`` is the topic's: append or create time."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes | None]]
+
 
 _BATCH_HEAD_BYTES = 61
 _FIXED_BYTES = 3

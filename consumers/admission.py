@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from consumers.crash import CrashPoint, Point
+from consumers.dead_letters import UNREADABLE
 from consumers.identity import Judgement, judge
 from consumers.in_hand import InHand
 from consumers.intake import Batch
@@ -25,8 +26,6 @@ from contract.statuses import Status
 from storage.rows import Claim, Memory, ResultRow, Settled, Suspect
 from storage.store import Store
 
-_DEAD_CODES = frozenset({"tombstone", "empty_value", "invalid_json", "not_an_object"})
-"""What has no readable request in it is kept as a dead letter too: its bytes are all there is."""
 _STORAGE_BACKOFF_S = 1.0
 _MERGE_REQUESTS = 1_000
 """Windows that wait together share one round trip, up to this size."""
@@ -155,7 +154,7 @@ class Admission:
 
     def _refuse(self, item: Item, now_ms: int) -> Outcome | None:
         if item.invalid is not None:
-            dead = item.invalid.code in _DEAD_CODES
+            dead = item.invalid.code in UNREADABLE
             return self._desk.invalid(item, item.invalid, now_ms, dead=dead)
         if now_ms - item.appended_ms > self._horizon_ms:
             text = "the record is older than the horizon of remembered keys"

@@ -1,4 +1,7 @@
-"""What commands that read the database share: an open store, and tables as plain text."""
+"""What commands that show stored things share: an open store, tables as plain text, moments.
+
+Loads no database driver before ``open_store`` is called.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,15 @@ import datetime as dt
 import re
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import orjson
 
 from contract import settings
-from storage.store import Store
+
+if TYPE_CHECKING:
+    from storage.store import Store
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
@@ -21,6 +26,8 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 @contextlib.contextmanager
 def open_store() -> Iterator[Store]:
     """The store of the settings. Raises ``StorageDown`` at once when it does not answer: a person is waiting."""
+    from storage.store import Store
+
     postgres = settings.load().postgres
     store = Store(postgres)
     try:

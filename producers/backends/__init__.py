@@ -5,30 +5,17 @@ One conformance suite runs over both (``tests/integration/test_backends.py``).
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Literal, Protocol
 
 from broker.publisher import Failure
+from broker.records import Record as Record
 from contract.settings import Settings
 
 Headers = list[tuple[str, bytes | None]]
 Since = Literal["earliest", "latest"]
 Done = Callable[[Failure | None], None]
 """Told once how a record's delivery ended: None is acknowledged. Must not raise nor block."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Record:
-    """One record read. ``timestamp_ms`` is the topic's: append or create time."""
-
-    topic: str
-    partition: int
-    offset: int
-    timestamp_ms: int
-    key: bytes | None
-    value: bytes | None
-    headers: Headers
 
 
 class Producer(Protocol):
