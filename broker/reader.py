@@ -17,7 +17,10 @@ from contract.errors import FatalError
 from contract.settings import Settings
 
 _SLICE_S = 0.1
+_LOOK_AGAIN_S = 0.05
 _AHEAD_KBYTES = 32_768
+_FETCH_WAIT_MS = 10
+"""What is read stands there already; a longer wait at a partition's end would only hold up the next look-up."""
 
 
 class Reader:
@@ -30,7 +33,11 @@ class Reader:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._timeout_s = settings.kafka.request_timeout_s
-        over = {"enable.partition.eof": True, "queued.max.messages.kbytes": _AHEAD_KBYTES}
+        over = {
+            "enable.partition.eof": True,
+            "queued.max.messages.kbytes": _AHEAD_KBYTES,
+            "fetch.wait.max.ms": _FETCH_WAIT_MS,
+        }
         group = f"{settings.topics.prefix}.reader"
         self._consumer = config.connect(ck.Consumer, config.consumer_config(settings, group, **over))
         self._counts: dict[str, int] | None = None
@@ -51,7 +58,7 @@ class Reader:
         count = self.partitions(topic)
         if not count:
             raise FatalError(f"topic {topic} does not exist: run `headrace topics create`")
-        bounds = {partition: self._bounds(topic, partition) for partition in range(count)}
+        bounds = {partition: bounds_of(self._settings, self._consumer, topic, partition) for partition in range(count)}
         ends = {partition: end for partition, (first, end) in bounds.items() if first < end}
         self._consumer.assign([ck.TopicPartition(topic, partition, bounds[partition][0]) for partition in ends])
         while ends:
@@ -65,31 +72,22 @@ class Reader:
                 self._consumer.incremental_unassign([ck.TopicPartition(topic, partition)])
                 is_record = is_record and offset < end
             if is_record:
-                yield _record(message)
+                yield record_of(message)
 
     def record(self, topic: str, partition: int, offset: int) -> Record | None:
         """The record at one place; None: nothing stands there (any more)."""
         if not 0 <= partition < self.partitions(topic):
             return None
-        first, end = self._bounds(topic, partition)
+        first, end = bounds_of(self._settings, self._consumer, topic, partition)
         if not first <= offset < end:
             return None
         self._consumer.assign([ck.TopicPartition(topic, partition, offset)])
         message = self._next()
         self._consumer.unassign()
-        return _record(message) if message.error() is None and message.offset() == offset else None
+        return record_of(message) if message.error() is None and message.offset() == offset else None
 
     def close(self) -> None:
         self._consumer.close()
-
-    def _bounds(self, topic: str, partition: int) -> tuple[int, int]:
-        try:
-            first, end = self._consumer.get_watermark_offsets(
-                ck.TopicPartition(topic, partition), timeout=self._timeout_s
-            )
-        except ck.KafkaException as error:
-            raise self._refused(f"topic {topic}, partition {partition}", error.args[0]) from error
-        return first, end
 
     def _next(self) -> Any:
         """The next message, or a partition's end. Only time spent waiting here counts towards the deadline."""
@@ -103,29 +101,35 @@ class Reader:
             error = message.error()
             if error is None or error.code() == ck.KafkaError._PARTITION_EOF:
                 return message
-            if error.code() in _GONE or error.fatal():
-                raise self._refused(f"topic {message.topic()}", error)
+            if error.code() in GONE or error.fatal():
+                raise FatalError(f"topic {message.topic()}: {error.str()}")
             if time.monotonic() >= deadline:
                 raise config.unreachable(self._settings, error.str())
 
-    def _refused(self, what: str, error: Any) -> Exception:
-        if error.code() in config.NOT_REACHED:
-            return config.unreachable(self._settings, error.str())
-        return FatalError(f"{what}: {error.str()}")
+
+def bounds_of(settings: Settings, consumer: Any, topic: str, partition: int) -> tuple[int, int]:
+    """Offset of a partition's first record and its end. A partition without a leader is asked again.
+
+    Raises ``TransientError`` when there is no answer within ``kafka.request_timeout_s``, ``FatalError`` when
+    the broker refuses.
+    """
+    deadline = time.monotonic() + settings.kafka.request_timeout_s
+    while True:
+        left_s = max(0.1, deadline - time.monotonic())
+        try:
+            first, end = consumer.get_watermark_offsets(ck.TopicPartition(topic, partition), timeout=left_s)
+            return first, end
+        except ck.KafkaException as error:
+            code = error.args[0].code()
+            if time.monotonic() >= deadline or code in config.NOT_REACHED:
+                raise config.unreachable(settings, error) from error
+            if code not in _MOVING:
+                raise FatalError(f"topic {topic}, partition {partition}: {error.args[0].str()}") from error
+        time.sleep(_LOOK_AGAIN_S)
 
 
-_GONE = frozenset(
-    {
-        ck.KafkaError.UNKNOWN_TOPIC_OR_PART,
-        ck.KafkaError._UNKNOWN_TOPIC,
-        ck.KafkaError._UNKNOWN_PARTITION,
-        ck.KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        ck.KafkaError.GROUP_AUTHORIZATION_FAILED,
-    }
-)
-
-
-def _record(message: Any) -> Record:
+def record_of(message: Any) -> Record:
+    """A message without an error as a record."""
     return Record(
         message.topic(),
         message.partition(),
@@ -135,3 +139,24 @@ def _record(message: Any) -> Record:
         message.value(),
         message.headers() or [],
     )
+
+
+# A partition that was just made or whose leader changes: asked again until the deadline.
+_MOVING = frozenset(
+    {
+        ck.KafkaError.NOT_LEADER_FOR_PARTITION,
+        ck.KafkaError.LEADER_NOT_AVAILABLE,
+        ck.KafkaError.UNKNOWN_TOPIC_OR_PART,
+        ck.KafkaError.KAFKA_STORAGE_ERROR,
+    }
+)
+GONE = frozenset(
+    {
+        ck.KafkaError.UNKNOWN_TOPIC_OR_PART,
+        ck.KafkaError._UNKNOWN_TOPIC,
+        ck.KafkaError._UNKNOWN_PARTITION,
+        ck.KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        ck.KafkaError.GROUP_AUTHORIZATION_FAILED,
+    }
+)
+"""Codes with which a consumer tells that a topic is gone or may not be read."""

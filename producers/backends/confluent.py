@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,13 +10,13 @@ import confluent_kafka as ck
 
 from broker import config
 from broker.publisher import Publisher
+from broker.reader import GONE, bounds_of, record_of
 from contract import logs
 from contract.errors import FatalError
 from contract.settings import Settings
 from producers.backends import Backend, Done, Headers, Producer, Reader, Record, Since
 
 _SLICE_S = 0.1
-_LOOK_AGAIN_S = 0.05
 _BATCH_RECORDS = 500
 
 
@@ -67,19 +66,8 @@ class ConfluentBackend(Backend):
         return len(found.partitions)
 
     def _offset(self, consumer: Any, topic: str, partition: int, since: Since) -> int:
-        deadline = time.monotonic() + self._settings.kafka.request_timeout_s
-        while True:
-            left_s = max(0.1, deadline - time.monotonic())
-            try:
-                first, end = consumer.get_watermark_offsets(ck.TopicPartition(topic, partition), timeout=left_s)
-                return int(first if since == "earliest" else end)
-            except ck.KafkaException as error:
-                code = error.args[0].code()
-                if time.monotonic() >= deadline or code in config.NOT_REACHED:
-                    raise config.unreachable(self._settings, error) from error
-                if code not in _MOVING:
-                    raise FatalError(f"topic {topic}, partition {partition}: {error.args[0].str()}") from error
-            time.sleep(_LOOK_AGAIN_S)
+        first, end = bounds_of(self._settings, consumer, topic, partition)
+        return first if since == "earliest" else end
 
 
 class ConfluentProducer(Producer):
@@ -154,10 +142,10 @@ class ConfluentReader(Reader):
             error = message.error()
             if error is None:
                 self._at_end.discard(message.partition())
-                records.append(_record(message))
+                records.append(record_of(message))
             elif error.code() == ck.KafkaError._PARTITION_EOF:
                 self._at_end.add(message.partition())
-            elif error.code() in _GONE or error.fatal():
+            elif error.code() in GONE or error.fatal():
                 self._error = FatalError(f"topic {message.topic()}: {error.str()}")
             else:  # librdkafka tries again by itself
                 self._log.warning("reader.error", code=error.name(), text=error.str())
@@ -187,38 +175,6 @@ class ConfluentReader(Reader):
 
     def revoked(self, _consumer: Any, partitions: list[Any]) -> None:
         self._at_end -= {tp.partition for tp in partitions}
-
-
-# A partition that was just made or whose leader changes: asked again until the deadline.
-_MOVING = frozenset(
-    {
-        ck.KafkaError.NOT_LEADER_FOR_PARTITION,
-        ck.KafkaError.LEADER_NOT_AVAILABLE,
-        ck.KafkaError.UNKNOWN_TOPIC_OR_PART,
-        ck.KafkaError.KAFKA_STORAGE_ERROR,
-    }
-)
-_GONE = frozenset(
-    {
-        ck.KafkaError.UNKNOWN_TOPIC_OR_PART,
-        ck.KafkaError._UNKNOWN_TOPIC,
-        ck.KafkaError._UNKNOWN_PARTITION,
-        ck.KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        ck.KafkaError.GROUP_AUTHORIZATION_FAILED,
-    }
-)
-
-
-def _record(message: Any) -> Record:
-    return Record(
-        message.topic(),
-        message.partition(),
-        message.offset(),
-        message.timestamp()[1],
-        message.key(),
-        message.value(),
-        message.headers() or [],
-    )
 
 
 class _Closing:

@@ -232,7 +232,7 @@ def test_cut_letter_is_replayed_from_the_record_it_tells_of_as_long_as_that_is_t
     assert f"{cut} still there" in run(one, "show", "0/0").stdout
     assert run(one, "show", "0/0", "--payload").stdout_bytes == payload
     run(one, "replay", "--all")
-    original, replayed = yard.requests()
+    replayed, original = sorted(yard.requests(), key=lambda record: len(record.headers))
     assert (replayed.key, replayed.value) == (original.key, payload)
     assert replayed.headers == [("x", b"1"), (Header.KEY, b"known")]
 
@@ -241,7 +241,7 @@ def test_cut_letter_is_replayed_from_the_record_it_tells_of_as_long_as_that_is_t
     assert f"{cut} gone" in run(one, "show", "0/0", "--payload", status=1).stderr
     refused = run(one, "replay", "--all", status=1).stderr.splitlines()
     assert refused[0] == f"0/0: its payload of {len(payload)} bytes was cut, and the original {yard.topic}/0/0 is gone"
-    assert len(yard.requests()) == 1
+    assert yard.requests() == ([] if replayed.partition == 0 else [replayed])
 
 
 def test_record_that_took_the_place_of_the_original_is_not_replayed_for_it(one: Settings) -> None:
