@@ -93,6 +93,9 @@ class Settler:
         self._waiting = False
         self._unacknowledged = 0
         self._refused: list[_Token] = []
+        self._resent: set[_Token] = set()
+        """Once refused and on their way again: the intakes hold until the broker has them all."""
+        self._held = False
         self._retry_at = 0.0
         self._deadline: float | None = None
         self.storage_up = True
@@ -256,8 +259,13 @@ class Settler:
         if done:
             self._crash.reach(Point.AFTER_PUBLISH)
             self._in_hand.complete(done)
+        if self._resent:
+            self._resent.difference_update(delivered, [failure.token for failure in failures])
         for failure in failures:
             self._on_failure(failure)
+        if self._held and not self._refused and not self._resent:
+            self._held = False
+            self._release("publish")
 
     def _on_failure(self, failure: Failure) -> None:
         token: _Token = failure.token
@@ -268,6 +276,7 @@ class Settler:
         if failure.kind is FailureKind.FATAL:
             raise FatalError(f"the producer can deliver nothing any more: {failure.message}")
         self._log.error("settlement.refused", piece=piece.name, kind=failure.kind, error=failure.message)
+        self._held = True
         self._hold("publish")
         self._refused.append(token)
         self._retry_at = time.monotonic() + _REFUSED_RETRY_S
@@ -276,9 +285,9 @@ class Settler:
         if not self._refused or time.monotonic() < self._retry_at:
             return
         tokens, self._refused = self._refused, []
+        self._resent.update(tokens)
         for token in tokens:
             self._send(token)
-        self._release("publish")
 
     def _count(self, outcome: Outcome) -> None:
         row = outcome.row
