@@ -29,6 +29,7 @@ COMMANDS = {
     "cost": Entry("What was spent, by business line, type, model or day.", "worker"),
     "dead": Entry("Dead letters: list them, look at one, try them again."),
     "demo": Entry("Everything on this machine: broker, database, model, worker, a mixed load, a report.", "dev,cpu"),
+    "engine": Entry("Model servers beside the workers (engine.http_serve): list them, end them.", "worker"),
     "migrate": Entry("Bring the database to this version's tables.", "worker"),
     "reconcile": Entry("Check that every ns and every dollar adds up; exit status 1 if not.", "worker"),
     "results": Entry("Follow the results topic."),

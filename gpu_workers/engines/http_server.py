@@ -123,7 +123,7 @@ class Server:
                 f"http://127.0.0.1:8000/v1, not {engine.http_url}"
             )
         self.record = Record(Path(engine.http_serve_folder), url.port or 80)
-        self._arguments = _arguments(engine, url.hostname, self.record.port, model)
+        self.arguments = _arguments(engine, url.hostname, self.record.port, model)
         self._key = engine.http_api_key
         self._log = logs.get("gpu_workers")
 
@@ -140,7 +140,7 @@ class Server:
                 pid = 0
             if not pid:
                 return self._start()
-            if self.record.read()[1] != self._arguments:
+            if self.record.read()[1] != self.arguments:
                 raise FatalError(
                     f"the server on port {self.record.port} (process {pid}) runs with other arguments than the "
                     "settings ask for; `headrace engine stop` ends it, the next start of a worker starts it anew"
@@ -159,7 +159,7 @@ class Server:
                 )
         with record.log.open("ab") as log:
             child = subprocess.Popen(
-                [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *self._arguments],
+                [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *self.arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -167,7 +167,7 @@ class Server:
                 start_new_session=True,
             )
         _children.append(child)
-        record.write(child.pid, self._arguments)
+        record.write(child.pid, self.arguments)
         self._log.info("engine.server_started", pid=child.pid, port=record.port, log=str(record.log))
         return child.pid
 

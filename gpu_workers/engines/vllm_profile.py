@@ -27,8 +27,6 @@ _ENVIRONMENT = {
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_NO_USAGE_STATS": "1",
-    # Never fork this process: it has Kafka's and Postgres' threads, and a fork would hold our pipes open.
-    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
 }
 _CPU_ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # with the uni executor: no third process, no polling core
@@ -49,7 +47,7 @@ def on_cpu() -> bool:
 
 
 def environment() -> dict[str, str]:
-    """What vLLM reads at import and its core inherits. What is set already stays."""
+    """What any process of vLLM's reads at import and its children inherit. What is set already stays."""
     wanted = _ENVIRONMENT | (_CPU_ENVIRONMENT if on_cpu() else {})
     return {name: os.environ.get(name, value) for name, value in wanted.items()}
 
@@ -57,6 +55,8 @@ def environment() -> dict[str, str]:
 def set_environment() -> None:
     """Sets ``environment`` for this process and those it starts."""
     os.environ.update(environment())
+    # Never fork this process: it has Kafka's and Postgres' threads, and a fork would hold our pipes open.
+    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
 
 
 def engine_arguments(engine: Engine) -> dict[str, Any]:

@@ -47,7 +47,7 @@ class Rig:
         self.info: EngineInfo | None = None
         self.endpoint: HttpEndpoint | None = None
         """What an http engine speaks to, on the port that its settings name."""
-        if self.kind == "http":
+        if self.kind == "http" and not settings.engine.http_serve:
             simulated = msgspec.structs.replace(settings.engine, kind="simulated")
             self.endpoint = HttpEndpoint(msgspec.structs.replace(settings, engine=simulated))
             self.endpoint.port = urllib.parse.urlsplit(settings.engine.http_url).port or 0
