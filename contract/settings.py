@@ -393,7 +393,7 @@ def _cross_check(settings: Settings) -> None:
 def _check_endpoint(engine: Engine) -> None:
     if engine.kind != "http":
         return
-    if not re.match(r"https?://[^/?#\s]+[^?#\s]*$", engine.http_url):
+    if not re.match(r"https?://[^/?#\s@]+(/[^?#\s]*)?$", engine.http_url):
         raise SettingsError(
             "engine.http_url",
             engine.http_url,

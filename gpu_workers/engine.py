@@ -117,4 +117,5 @@ class Engine(Protocol):
     async def stop(self, timeout_s: float) -> None:
         """Ends the engine and its processes, by force at the deadline. Jobs still out are dropped without
         a word. Harmless when stopped or dead already. When it returns no process of it that holds a model
-        is left; an empty one that makes the next start quick may stay until this process ends."""
+        is left; an empty one that makes the next start quick may stay until this process ends. An endpoint that the
+        engine only speaks to is none of its processes."""

@@ -73,20 +73,21 @@ class HttpEngine:
         while True:
             left_s = deadline - asyncio.get_running_loop().time()
             try:
-                async with asyncio.timeout(max(1.0, left_s)):
+                async with asyncio.timeout(settings.probe_timeout_s):
                     return await endpoint.introduce()
             except (Unreachable, TimeoutError) as error:
-                if self._server is None and not self._was_up:
+                again_s = error.again_s if isinstance(error, Unreachable) else None
+                if self._server is None and not self._was_up and again_s is None:
                     raise FatalError(
-                        f"no endpoint answers at engine.http_url = {settings.http_url}: {error or 'silence'}; "
+                        f"no endpoint answers at engine.http_url = {settings.http_url}: {str(error) or 'silence'}; "
                         "start it, or let the worker start vLLM's server by engine.http_serve"
                     ) from error
                 if left_s <= 0:
-                    text = f"{settings.http_url} did not come up within {settings.http_start_timeout_s:g} s: {error}"
+                    text = f"{settings.http_url} did not come up within {settings.http_start_timeout_s:g} s: {str(error) or 'silence'}"
                     raise FatalError(text) from error
             if self._server is not None:
                 self._server.must_run()
-            await asyncio.sleep(_ASK_AGAIN_S)
+            await asyncio.sleep(min(max(again_s or 0.0, _ASK_AGAIN_S), max(left_s, _ASK_AGAIN_S)))
 
     def prepare(self, requests: Sequence[Request]) -> list[Prepared | InvalidRequest]:
         return self._preparer.prepare(requests)

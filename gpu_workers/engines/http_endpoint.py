@@ -44,6 +44,11 @@ class Reply(NamedTuple):
 class Unreachable(Exception):
     """No whole answer, or one that says the endpoint itself is in trouble. ``str()`` tells which."""
 
+    def __init__(self, text: str, again_s: float | None = None) -> None:
+        super().__init__(text)
+        self.again_s = again_s
+        """Set when it is alive but busy: when to ask again."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Introduction:
@@ -109,7 +114,9 @@ class Endpoint:
                         f"{self._url} refuses the key ({http_output.explain(reply.status, reply.body)}); "
                         "set engine.http_api_key"
                     )
-                if reply.busy or reply.status >= 500:
+                if reply.busy:
+                    raise Unreachable(http_output.explain(reply.status, reply.body), reply.retry_after_s or 1.0)
+                if reply.status >= 500:
                     raise Unreachable(http_output.explain(reply.status, reply.body))
                 if reply.status == 200:
                     served.append((path, dialect))

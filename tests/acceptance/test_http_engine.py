@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+import threading
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -14,28 +16,46 @@ from headrace.stack.processes import Child, wait_for
 from tests.acceptance.harness import World, free_port
 
 
-def test_worker_at_an_endpoint_answers_survives_its_death_and_charges_once(
-    settings: Settings, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    port = free_port()
-    url = f"http://127.0.0.1:{port}/v1"
-    endpoint = Child(
-        "endpoint", [sys.executable, "-m", "tests.integration.http_endpoint", str(port)], tmp_path / "endpoint.log",
-        cwd=Path(__file__).parents[2],
-    )  # fmt: skip
-    request.addfinalizer(endpoint.stop)
+class Endpoint:
+    """An endpoint as a process of its own, on a port that it keeps over restarts."""
 
-    def up() -> bool:
-        endpoint.start()
+    def __init__(self, folder: Path) -> None:
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}/v1"
+        self.child = Child(
+            "endpoint", [sys.executable, "-m", "tests.integration.http_endpoint", str(port)], folder / "endpoint.log",
+            cwd=Path(__file__).parents[2],
+        )  # fmt: skip
+
+    def start(self) -> None:
+        """Returns when it listens; harmless while it runs."""
+        wait_for(self._listens, 30, "the endpoint listens")
+
+    def _listens(self) -> bool:
+        self.child.start()
         try:
-            return bool(urllib.request.urlopen(f"{url}/models", timeout=5).status == 200)
+            return bool(urllib.request.urlopen(f"{self.url}/models", timeout=5).status == 200)
         except OSError:
             return False
 
-    wait_for(up, 30, "the endpoint listens")
-    engine = msgspec.structs.replace(settings.engine, kind="http", http_url=url, max_requests=32)
-    world = World(msgspec.structs.replace(settings, engine=engine), tmp_path)
-    request.addfinalizer(world.close)
+
+@pytest.fixture
+def endpoint(tmp_path: Path) -> Iterator[Endpoint]:
+    one = Endpoint(tmp_path)
+    one.start()
+    yield one
+    one.child.stop()
+
+
+@pytest.fixture
+def world(settings: Settings, tmp_path: Path, endpoint: Endpoint) -> Iterator[World]:
+    engine = msgspec.structs.replace(settings.engine, kind="http", http_url=endpoint.url, max_requests=32)
+    one = World(msgspec.structs.replace(settings, engine=engine), tmp_path)
+    yield one
+    one.close()
+
+
+def test_worker_at_an_endpoint_answers_survives_its_death_and_charges_once(world: World, endpoint: Endpoint) -> None:
     worker = world.worker().ready()
 
     world.publish(
@@ -56,13 +76,43 @@ def test_worker_at_an_endpoint_answers_survives_its_death_and_charges_once(
 
     world.publish(world.requests(200, prompt="count on", max_tokens=150, ignore_eos=True, deadline_ms=600_000))
     wait_for(lambda: 'headrace_engine_requests{class="online"} 32.0' in worker.get("/metrics")[1], 30, "it is full")
-    endpoint.kill()
+    endpoint.child.kill()
     wait_for(lambda: worker.get("/readyz")[0] == 503, 30, "not ready without its endpoint")
-    wait_for(up, 30, "the endpoint listens again")
+    endpoint.start()
     world.wait_settled(203, timeout_s=90)
     assert world.query("SELECT id, status, error_code FROM results WHERE status <> 'ok' AND id <> 'wrong'") == []
     assert worker.get("/readyz")[0] == 200
     world.wait_results(203)
     world.assert_sound(203)
+    assert worker.terminate() == 0
+    assert world.reconcile() == []
+
+
+def test_request_that_kills_its_endpoint_is_found_in_three_deliveries_and_its_neighbours_are_answered(
+    world: World, endpoint: Endpoint
+) -> None:
+    worker = world.worker().ready()
+    requests = world.requests(100, deadline_ms=600_000)
+    requests[50]["prompt"] = "FAULT:crash x"
+    stop = threading.Event()
+
+    def supervise() -> None:
+        while not stop.wait(0.1):
+            endpoint.child.start()
+
+    supervisor = threading.Thread(target=supervise)
+    supervisor.start()
+    try:
+        world.publish(requests)
+        world.wait_settled(100, timeout_s=90)
+    finally:
+        stop.set()
+        supervisor.join()
+    assert world.query("SELECT id, status, error_code FROM results WHERE status <> 'ok'") == [
+        ("r-50", "failed", "engine_death")
+    ]
+    assert "headrace_engine_deaths_total 3.0" in worker.get("/metrics")[1]
+    world.wait_results(100)
+    world.assert_sound(100)
     assert worker.terminate() == 0
     assert world.reconcile() == []

@@ -278,6 +278,17 @@ async def test_nothing_at_the_url_is_fatal_at_the_first_start_and_says_what_to_d
     await rig.engine.stop(1)
 
 
+async def test_silent_endpoint_is_fatal_at_the_first_start_and_a_busy_one_is_waited_for() -> None:
+    rig = Rig(_settings(probe_timeout_s=0.5))
+    _endpoint(rig).always = "silence"
+    with pytest.raises(FatalError, match="silence"):
+        await asyncio.wait_for(rig.start(), 5)
+    _endpoint(rig).always = ""
+    _endpoint(rig).faults.append("429 1")
+    await asyncio.wait_for(rig.start(), 5)
+    await rig.close()
+
+
 async def test_wrong_key_is_fatal_by_name_the_right_one_is_sent_and_a_revoked_one_is_a_death() -> None:
     wrong = Rig(_settings(http_api_key="sk-wrong"))
     _endpoint(wrong).key = "sk-right"

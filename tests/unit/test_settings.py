@@ -26,6 +26,7 @@ from contract.settings import Settings
         ({"engine": {"kind": "magic"}}, "engine.kind", "magic", "one of vllm, http, simulated"),
         ({"engine": {"kind": "http"}}, "engine.http_url", "", 'such as "http://127.0.0.1:8000/v1"'),
         ({"engine": {"kind": "http", "http_url": "host:80"}}, "engine.http_url", "host:80", "must be a URL"),
+        ({"engine": {"kind": "http", "http_url": "http://u:p@h"}}, "engine.http_url", "http://u:p@h", "must be a URL"),
         ({"cost": {"gpu_usd_per_hour": "2e3"}}, "cost.gpu_usd_per_hour", "2e3", "matching"),
         ({"kafka": {"bootstrap_servers": ""}}, "kafka.bootstrap_servers", "", "length >= 1"),
         ({"kafka": 3}, "kafka", 3, "must be object"),
