@@ -76,14 +76,15 @@ class HttpEngine:
                 async with asyncio.timeout(settings.probe_timeout_s):
                     return await endpoint.introduce()
             except (Unreachable, TimeoutError) as error:
+                reason = str(error) or "silence"
                 again_s = error.again_s if isinstance(error, Unreachable) else None
                 if self._server is None and not self._was_up and again_s is None:
                     raise FatalError(
-                        f"no endpoint answers at engine.http_url = {settings.http_url}: {str(error) or 'silence'}; "
+                        f"no endpoint answers at engine.http_url = {settings.http_url}: {reason}; "
                         "start it, or let the worker start vLLM's server by engine.http_serve"
                     ) from error
                 if left_s <= 0:
-                    text = f"{settings.http_url} did not come up within {settings.http_start_timeout_s:g} s: {str(error) or 'silence'}"
+                    text = f"{settings.http_url} did not come up within {settings.http_start_timeout_s:g} s: {reason}"
                     raise FatalError(text) from error
             if self._server is not None:
                 self._server.must_run()
