@@ -205,7 +205,7 @@ class Admission:
         outcomes = []
         for item, settled in duplicates:
             row = stored.get(item.key) or self._forgotten(item, settled, now_ms)
-            outcomes.append(Outcome(item, row, stored=True))
+            outcomes.append(Outcome(item, row, dead_reason=_dead_reason(row), stored=True))
         return outcomes
 
     def _forgotten(self, item: Item, settled: Settled, now_ms: int) -> ResultRow:
@@ -214,6 +214,12 @@ class Admission:
         row = self._desk.outcome(item, settled.status, now_ms, code="output_not_kept", message=text).row
         row.generation = settled.generation
         return row
+
+
+def _dead_reason(row: ResultRow) -> str | None:
+    """Why a stored outcome is a dead letter too: its worker may have died before the letter was written."""
+    dead = row.status is Status.FAILED or (row.status is Status.INVALID and row.error_code in UNREADABLE)
+    return row.error_code if dead else None
 
 
 def merged(first: Sequence[Claim], second: Sequence[Claim]) -> list[Claim]:

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from broker import config
 from broker.publisher import Failure, FailureKind, Publisher
 from consumers.crash import CrashPoint, Point
 from consumers.dead_letters import DeadLetter, dead_letter
@@ -86,7 +87,8 @@ class Settler:
         self._names = settings.names
         self._max_requests = settings.worker.settle_max_requests
         self._max_wait_s = settings.worker.settle_max_wait_ms / 1000
-        self._max_bytes = settings.topics.max_message_bytes
+        self._dead_bytes = config.dead_message_bytes(settings)
+        self._uncleared: list[str] = []
         self._crash = CrashPoint(settings.worker.crash_at)
         self._queue: collections.deque[Outcome] = collections.deque()
         self._ready = threading.Condition()
@@ -180,6 +182,7 @@ class Settler:
             if verdict.won:
                 self._count(outcome)
             else:
+                outcome.dead_reason = None  # the winner's outcome stands, and its letter if it needs one
                 self._metrics.count("headrace_duplicates_total", outcome.item.lease.route.class_name)
         self._crash.reach(Point.BEFORE_PUBLISH)
         for outcome in batch:
@@ -209,11 +212,13 @@ class Settler:
         raise AssertionError("unreachable")
 
     def _clear_suspects(self, keys: list[str]) -> None:
-        if not keys:
+        self._uncleared += keys
+        if not self._uncleared:
             return
         try:
-            self._store.clear_suspects(keys)
-        except HeadraceError as error:  # a settled key is never looked at again; its entry goes with the horizon
+            self._store.clear_suspects(self._uncleared)
+            self._uncleared = []
+        except HeadraceError as error:  # tried again with the next settlement
             self._log.warning("settlement.suspects_not_cleared", error=str(error))
 
     # -- publishing -------------------------------------------------------------------------------
@@ -223,7 +228,7 @@ class Settler:
         pieces = [_Piece.RESULT]
         if outcome.item.reply_to is not None:
             pieces.append(_Piece.REPLY)
-        if outcome.dead_reason is not None and not outcome.stored:
+        if outcome.dead_reason is not None:
             pieces.append(_Piece.DEAD)
         pending.left = len(pieces)
         value = outcome.row.to_result()
@@ -235,7 +240,7 @@ class Settler:
         item, row = pending.outcome.item, pending.row
         self._unacknowledged += 1
         if piece is _Piece.DEAD:
-            letter: DeadLetter = dead_letter(pending.outcome, self._max_bytes)
+            letter: DeadLetter = dead_letter(pending.outcome, self._dead_bytes)
             self._publisher.publish(self._names.dead, letter.key, letter.value, letter.headers, token=token)
             return
         if value is None:

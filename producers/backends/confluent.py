@@ -138,7 +138,11 @@ class ConfluentReader(Reader):
         if self._error is not None:
             raise self._error
         records = []
-        for message in self._consumer.consume(_BATCH_RECORDS, timeout_s):
+        # consume() waits for a full batch until its timeout: wait for the first record, then take what is there.
+        first = self._consumer.poll(timeout_s)
+        if first is None:
+            return []
+        for message in [first, *self._consumer.consume(_BATCH_RECORDS, 0)]:
             error = message.error()
             if error is None:
                 self._at_end.discard(message.partition())

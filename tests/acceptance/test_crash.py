@@ -37,3 +37,14 @@ def test_worker_killed_between_steps_loses_and_doubles_nothing(world: World, poi
     for one in world.workers[1:]:
         assert one.terminate() == 0
     assert world.reconcile() == []
+
+
+@pytest.mark.parametrize("point", [Point.AFTER_COMMIT, Point.BEFORE_PUBLISH])
+def test_dead_letter_survives_a_worker_killed_after_the_commit(world: World, point: Point) -> None:
+    doomed = world.worker(crash_at=str(point)).ready()
+    world.publish(world.requests(1, prompt="FAULT:transient x"), partition=0)
+    wait_for(lambda: not doomed.child.running, 30, "the worker dies")
+    assert world.query("SELECT outcome FROM settled") == [("failed",)]
+    world.worker().ready()
+    wait_for(lambda: world.lag() == 0, 60, "all committed")
+    assert len(world.read(world.settings.names.dead)) == 1
