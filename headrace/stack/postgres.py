@@ -53,6 +53,13 @@ class PostgresServer:
     def running(self) -> bool:
         return self._child is not None and self._child.running
 
+    @property
+    def pid(self) -> int:
+        """Of the server itself; its sessions are its children. Raises ``StackError`` before the first start."""
+        if self._child is None:
+            raise StackError("the database was not started")
+        return self._child.pid
+
     def start(self, timeout_s: float = 60.0) -> None:
         """Starts the server (initialising its folder the first time, 2 s) and makes the database ``headrace``.
 

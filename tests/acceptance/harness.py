@@ -45,11 +45,11 @@ def free_port() -> int:
 class WorkerProcess:
     """``headrace worker`` as a user runs it."""
 
-    def __init__(self, settings: Settings, folder: Path, **worker: Any) -> None:
+    def __init__(self, settings: Settings, folder: Path, *, env: Mapping[str, str] = {}, **worker: Any) -> None:
         self.port = free_port()
         self.name = f"w{next(_numbers)}"
         self.settings = with_worker(settings, http_port=self.port, name=self.name, **worker)
-        environment = contract_settings.environment(self.settings)
+        environment = contract_settings.environment(self.settings) | dict(env)
         self.child = Child(
             self.name, [sys.executable, "-m", "headrace", "worker"], folder / f"{self.name}.log", env=environment
         )
@@ -96,9 +96,9 @@ class World:
         self._producer = ck.Producer(config.producer_config(settings))
         self.workers: list[WorkerProcess] = []
 
-    def worker(self, **worker: Any) -> WorkerProcess:
-        """A started worker; it ends with the test."""
-        one = WorkerProcess(self.settings, self.folder, **worker)
+    def worker(self, *, env: Mapping[str, str] = {}, **worker: Any) -> WorkerProcess:
+        """A started worker; it ends with the test. ``env`` is added to its environment."""
+        one = WorkerProcess(self.settings, self.folder, env=env, **worker)
         self.workers.append(one)
         return one.start()
 

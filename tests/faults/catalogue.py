@@ -1,0 +1,54 @@
+"""All faults, with how many rounds each gets in ``make faults`` and in ``make test``."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable
+
+from tests.faults import clocks, engines, membership, outages, records, workers
+from tests.faults.row import Row
+from tests.faults.site import SESSION_S, Site
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Fault:
+    """``run`` breaks things ``rounds`` times, chosen by ``rng`` alone, and gives the account."""
+
+    run: Callable[[Site, random.Random, int], Row]
+    rounds: int
+    test_rounds: int = 1
+    bound_s: float | None = None
+    """Promised longest recovery."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.run.__module__.rsplit('.', 1)[1]}.{self.run.__name__}"
+
+    @property
+    def what(self) -> str:
+        """The fault in a line, from its docstring."""
+        return (self.run.__doc__ or "").splitlines()[0]
+
+
+FAULTS = (
+    Fault(workers.killed, 20, bound_s=SESSION_S + 2),
+    Fault(workers.zombie, 5),
+    Fault(engines.simulated_died, 20, test_rounds=3),
+    Fault(engines.simulated_hung, 7),
+    Fault(membership.classic, 36, test_rounds=3, bound_s=membership.QUIET_S),
+    Fault(membership.consumer, 36, test_rounds=0, bound_s=membership.QUIET_S),
+    Fault(workers.same_id, 1_000, test_rounds=200),
+    Fault(outages.broker_stopped, 3),
+    Fault(outages.broker_killed, 5, test_rounds=0),
+    Fault(outages.results_refused, 3),
+    Fault(outages.result_over_limit, 3),
+    Fault(outages.postgres_stopped, 3),
+    Fault(outages.postgres_killed, 5),
+    Fault(outages.postgres_frozen, 3),
+    Fault(outages.postgres_sessions_killed, 3),
+    Fault(engines.poison, 2, test_rounds=0),  # tests/acceptance/test_poison.py is its test
+    Fault(records.odd, 5),
+    Fault(records.dead_refused, 3),
+    Fault(clocks.stepped, 3),
+)

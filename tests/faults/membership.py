@@ -1,0 +1,68 @@
+"""Workers that come and go all the time, in each of the ways a worker can leave, under both group protocols."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+
+from headrace.stack.processes import wait_for
+from tests.acceptance.harness import WorkerProcess
+from tests.faults.row import Row, account
+from tests.faults.site import Load, Site, hold_for, is_quiet
+
+WORKERS, PARTITIONS = 6, 12
+CHANGE_EVERY_S = 5.0
+STOPPED_S = 20.0
+QUIET_S = 30.0
+MOST_TWICE = 0.05
+_WAYS = (signal.SIGTERM, signal.SIGKILL, signal.SIGSTOP)
+
+
+def classic(site: Site, rng: random.Random, rounds: int) -> Row:
+    """6 workers, every 5 s one leaves (TERM, KILL, STOP 20 s) and one joins, cooperative-sticky; recovery: quiet."""
+    return _coming_and_going("membership.classic", "classic", site, rng, rounds)
+
+
+def consumer(site: Site, rng: random.Random, rounds: int) -> Row:
+    """The same under the newer protocol (KIP-848)."""
+    return _coming_and_going("membership.consumer", "consumer", site, rng, rounds)
+
+
+def _coming_and_going(name: str, protocol: str, site: Site, rng: random.Random, rounds: int) -> Row:
+    """A round is one leave and one join."""
+    with site.world(kafka={"group_protocol": protocol}, topics={"partitions": PARTITIONS}) as world:
+        members = [world.worker() for _ in range(WORKERS)]
+        for one in members:
+            one.ready()
+        frozen: list[tuple[float, WorkerProcess]] = []
+        with Load(world, rng, slow_ms=300) as load:
+            for number in range(rounds):
+                leaving = members.pop(rng.randrange(WORKERS))
+                way = _WAYS[number % len(_WAYS)]
+                leaving.child.send(way)
+                if way is signal.SIGSTOP:
+                    frozen.append((time.monotonic() + STOPPED_S, leaving))
+                members.append(world.worker())
+                hold_for(CHANGE_EVERY_S)
+                frozen = _thawed(frozen)
+            changed_s = time.monotonic()
+            wait_for(lambda: is_quiet(world, len(members)), QUIET_S, "the groups are quiet")
+            quiet_s = time.monotonic() - changed_s
+        while frozen := _thawed(frozen):
+            hold_for(0.2)
+        world.wait_settled(len(load.ids))
+        assert world.query("SELECT id, status FROM results WHERE status <> 'ok'") == []
+        row = account(name, world, load.ids, [quiet_s], rounds=rounds)
+        twice = world.value("SELECT count(*) FROM attempts WHERE waste = 'duplicate'")
+        assert twice < MOST_TWICE * len(load.ids), f"{twice} of {len(load.ids)} computed twice"
+        return row
+
+
+def _thawed(frozen: list[tuple[float, WorkerProcess]]) -> list[tuple[float, WorkerProcess]]:
+    """Lets go on those whose time has come; the others."""
+    now = time.monotonic()
+    for due_s, one in frozen:
+        if due_s <= now:
+            one.child.send(signal.SIGCONT)
+    return [(due_s, one) for due_s, one in frozen if due_s > now]

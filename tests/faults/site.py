@@ -1,0 +1,197 @@
+"""A broker and a database that faults may break, fresh topics and tables on them, and a steady load."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+import secrets
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import confluent_kafka as ck
+import orjson
+import psycopg
+from confluent_kafka import admin
+
+from broker import config
+from contract import settings as contract_settings
+from contract.settings import Settings
+from headrace.stack.kafka import KafkaServer
+from headrace.stack.postgres import PostgresServer
+from storage import migrations
+from tests.acceptance.harness import World
+
+SESSION_S = 6.0
+PARTITIONS = 4
+_BROKER = {
+    # Under the newer group protocol the broker decides what the client's session timeout decides in the classic one.
+    "group.consumer.min.session.timeout.ms": "1000",
+    "group.consumer.session.timeout.ms": str(int(SESSION_S * 1000)),
+    "group.consumer.min.heartbeat.interval.ms": "500",
+    "group.consumer.heartbeat.interval.ms": "2000",
+}
+_numbers = itertools.count(1)
+
+
+class Site:
+    """The servers are whole between faults; each world has topics and a database of its own.
+
+    ``outage_s``: how long a server that is stopped stays away.
+    """
+
+    def __init__(self, folder: Path, *, outage_s: float) -> None:
+        self.folder = folder
+        self.outage_s = outage_s
+        self.kafka = KafkaServer(folder / "kafka", _BROKER)
+        self.postgres = PostgresServer(folder / "postgres")
+
+    def start(self) -> None:
+        self.kafka.start()
+        self.postgres.start()
+
+    def stop(self) -> None:
+        self.kafka.stop()
+        self.postgres.stop()
+
+    @contextlib.contextmanager
+    def world(self, **sections: Mapping[str, Any]) -> Iterator[World]:
+        """Topics made and tables migrated; ``sections`` overlay the settings."""
+        number = next(_numbers)
+        name = f"fault_{number}"
+        with psycopg.connect(self.postgres.url_of("postgres"), autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {name}".encode())
+        url = self.postgres.url_of(name)
+        migrations.upgrade(url)
+        world = World(self._settings(url, sections), self.folder / name)
+        try:
+            yield world
+        finally:
+            world.close()
+
+    def _settings(self, url: str, sections: Mapping[str, Mapping[str, Any]]) -> Settings:
+        base: dict[str, dict[str, Any]] = {
+            "kafka": {
+                "bootstrap_servers": self.kafka.bootstrap_servers,
+                "session_timeout_ms": int(SESSION_S * 1000),
+            },
+            "topics": {"prefix": f"f{secrets.token_hex(4)}", "partitions": PARTITIONS, "reply_partitions": 1},
+            "postgres": {"url": url},
+            # Answers at once; what takes time says so in its prompt.
+            "engine": {
+                "kind": "simulated",
+                "simulated_prefill_tokens_per_s": 0,
+                "simulated_step_ms": 0,
+                "simulated_step_ms_per_request": 0,
+                "simulated_faults": True,
+            },
+        }
+        return contract_settings.build(
+            {name: base.get(name, {}) | dict(sections.get(name, {})) for name in {*base, *sections}}
+        )
+
+
+def requests(rng: random.Random, count: int, *, slow_ms: int, prefix: str, **fields: Any) -> list[dict[str, Any]]:
+    """``count`` requests that take 1 to ``slow_ms`` each in the engine."""
+    base = {"source": "test", "max_tokens": 4, "business_line": "search"} | fields
+    return [
+        {"id": f"{prefix}-{number}", "prompt": f"FAULT:slow={rng.randint(1, slow_ms)} {number}", **base}
+        for number in range(count)
+    ]
+
+
+def set_topic(world: World, topic: str, name: str, value: str) -> None:
+    """Alters one property of a topic; returns when the broker has taken it."""
+    client = admin.AdminClient(config.admin_config(world.settings))
+    entry = admin.ConfigEntry(name, value, incremental_operation=admin.AlterConfigOpType.SET)
+    resource = admin.ConfigResource(admin.ResourceType.TOPIC, topic, incremental_configs=[entry])
+    for future in client.incremental_alter_configs([resource]).values():
+        future.result(timeout=15)
+
+
+def refuse_writes(world: World, topic: str) -> None:
+    """From now on the broker refuses (nearly) every record of ``topic``: none is made later than it arrives."""
+    set_topic(world, topic, "message.timestamp.type", "CreateTime")
+    set_topic(world, topic, "message.timestamp.before.max.ms", "0")
+
+
+def take_writes(world: World, topic: str) -> None:
+    """Ends ``refuse_writes``."""
+    set_topic(world, topic, "message.timestamp.before.max.ms", "9223372036854775807")
+
+
+def is_quiet(world: World, members: int) -> bool:
+    """Whether each group of the class is stable, has its members and no partition without one."""
+    groups = [world.topic(bucket=bucket) for bucket in world.settings.buckets.edges]
+    client = admin.AdminClient(config.admin_config(world.settings))
+    for future in client.describe_consumer_groups(groups, request_timeout=10).values():
+        group = future.result(timeout=15)
+        held = sum(len(member.assignment.topic_partitions) for member in group.members if member.assignment)
+        if (
+            group.state != ck.ConsumerGroupState.STABLE
+            or len(group.members) != members
+            or held != world.settings.topics.partitions
+        ):
+            return False
+    return True
+
+
+class Load:
+    """Publishes ``per_s`` requests a second on a thread of its own, until the block ends.
+
+    ``ids`` are those the broker acknowledged, known when the block has ended; ``sent`` counts while it runs.
+    A broker that is away is waited for.
+    """
+
+    def __init__(
+        self, world: World, rng: random.Random, *, per_s: float = 100.0, slow_ms: int = 200, deadline_ms: int = 600_000
+    ) -> None:
+        self._topic = world.topic()
+        self._producer = ck.Producer(config.producer_config(world.settings) | {"delivery.timeout.ms": 120_000})
+        self._rng = rng
+        self._pause_s = 10 / per_s
+        self._fields = {"slow_ms": slow_ms, "deadline_ms": deadline_ms}
+        self._prefix = f"load{next(_numbers)}"
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="load", daemon=True)
+        self.ids: list[str] = []
+        self.failed: list[str] = []
+        self.sent = 0
+
+    def __enter__(self) -> Load:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        self._thread.join()
+        assert self._producer.flush(120) == 0
+        assert not self.failed, self.failed
+
+    def _run(self) -> None:
+        for number in itertools.count():
+            for request in requests(self._rng, 10, prefix=f"{self._prefix}-{number}", **self._fields):
+                self._producer.produce(
+                    self._topic, orjson.dumps(request), str(request["id"]).encode(), on_delivery=self._noted(request)
+                )
+                self.sent += 1
+            self._producer.poll(0)
+            if self._stopping.wait(self._pause_s):
+                return
+
+    def _noted(self, request: dict[str, Any]) -> Any:
+        def note(error: Any, _message: object) -> None:
+            if error is None:
+                self.ids.append(request["id"])
+            else:
+                self.failed.append(f"{request['id']}: {error}")
+
+        return note
+
+
+def hold_for(seconds: float) -> None:
+    """The length of a fault: the one place where this suite waits for time and not for a condition."""
+    time.sleep(seconds)
