@@ -84,6 +84,7 @@ class HttpEngine:
                         "start it, or let the worker start vLLM's server by engine.http_serve"
                     ) from error
                 if left_s <= 0:
+                    self._suspect = True  # a server of ours that never comes up is started anew next time
                     text = f"{settings.http_url} did not come up within {settings.http_start_timeout_s:g} s: {reason}"
                     raise FatalError(text) from error
             if self._server is not None:
