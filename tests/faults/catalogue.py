@@ -37,7 +37,6 @@ FAULTS = (
     Fault(engines.simulated_died, 20, test_rounds=3),
     Fault(engines.simulated_hung, 7),
     Fault(membership.classic, 36, test_rounds=3, bound_s=membership.QUIET_S),
-    Fault(membership.consumer, 36, test_rounds=0, bound_s=membership.QUIET_S),
     Fault(workers.same_id, 1_000, test_rounds=200),
     Fault(outages.broker_stopped, 3),
     Fault(outages.broker_killed, 5, test_rounds=0),

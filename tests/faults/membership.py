@@ -1,4 +1,4 @@
-"""Workers that come and go all the time, in each of the ways a worker can leave, under both group protocols."""
+"""Workers that come and go all the time, in each of the ways a worker can leave."""
 
 from __future__ import annotations
 
@@ -20,18 +20,11 @@ _WAYS = (signal.SIGTERM, signal.SIGKILL, signal.SIGSTOP)
 
 
 def classic(site: Site, rng: random.Random, rounds: int) -> Row:
-    """6 workers, every 5 s one leaves (TERM, KILL, STOP 20 s) and one joins, cooperative-sticky; recovery: quiet."""
-    return _coming_and_going("membership.classic", "classic", site, rng, rounds)
+    """6 workers, every 5 s one leaves (TERM, KILL, STOP 20 s) and one joins, cooperative-sticky; recovery: quiet.
 
-
-def consumer(site: Site, rng: random.Random, rounds: int) -> Row:
-    """The same under the newer protocol (KIP-848)."""
-    return _coming_and_going("membership.consumer", "consumer", site, rng, rounds)
-
-
-def _coming_and_going(name: str, protocol: str, site: Site, rng: random.Random, rounds: int) -> Row:
-    """A round is one leave and one join."""
-    with site.world(kafka={"group_protocol": protocol}, topics={"partitions": PARTITIONS}) as world:
+    A round is one leave and one join.
+    """
+    with site.world(topics={"partitions": PARTITIONS}) as world:
         members = [world.worker() for _ in range(WORKERS)]
         for one in members:
             one.ready()
@@ -53,7 +46,7 @@ def _coming_and_going(name: str, protocol: str, site: Site, rng: random.Random, 
             hold_for(0.2)
         world.wait_settled(len(load.ids))
         assert world.query("SELECT id, status FROM results WHERE status <> 'ok'") == []
-        row = account(name, world, load.ids, [quiet_s], rounds=rounds)
+        row = account("membership.classic", world, load.ids, [quiet_s], rounds=rounds)
         twice = world.value("SELECT count(*) FROM attempts WHERE waste = 'duplicate'")
         assert twice < MOST_TWICE * len(load.ids), f"{twice} of {len(load.ids)} computed twice"
         return row

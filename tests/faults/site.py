@@ -27,13 +27,6 @@ from tests.acceptance.harness import World
 
 SESSION_S = 6.0
 PARTITIONS = 4
-_BROKER = {
-    # Under the newer group protocol the broker decides what the client's session timeout decides in the classic one.
-    "group.consumer.min.session.timeout.ms": "1000",
-    "group.consumer.session.timeout.ms": str(int(SESSION_S * 1000)),
-    "group.consumer.min.heartbeat.interval.ms": "500",
-    "group.consumer.heartbeat.interval.ms": "2000",
-}
 _numbers = itertools.count(1)
 
 
@@ -46,7 +39,7 @@ class Site:
     def __init__(self, folder: Path, *, outage_s: float) -> None:
         self.folder = folder
         self.outage_s = outage_s
-        self.kafka = KafkaServer(folder / "kafka", _BROKER)
+        self.kafka = KafkaServer(folder / "kafka")
         self.postgres = PostgresServer(folder / "postgres")
 
     def start(self) -> None:

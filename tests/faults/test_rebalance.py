@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -64,16 +65,21 @@ def test_b09_worker_that_joins_into_an_open_window_makes_at_most_that_window_run
     busy = f'headrace_engine_requests{{class="online"}} {SLOTS}.0'
     wait_for(lambda: busy in first.get("/metrics")[1], 20, "the engine is busy")
     second = world.worker()
-    for number in range(20):
-        world.publish(world.requests(20, prompt=f"FAULT:slow=100 {number}", prefix=f"w{number}", deadline_ms=600_000))
+    total, deadline = SLOTS, time.monotonic() + 60
+    while not is_quiet(world, 2):  # windows fill all the while that it joins
+        assert time.monotonic() < deadline, "the second worker never got its share"
+        world.publish(world.requests(20, prompt="FAULT:slow=100 x", prefix=f"w{total}", deadline_ms=600_000))
+        total += 20
+    world.publish(world.requests(100, prompt="FAULT:slow=100 x", prefix="both", deadline_ms=600_000))
+    total += 100
     second.ready()
-    world.wait_settled(400 + SLOTS)
-    world.wait_results(400 + SLOTS)
+    world.wait_settled(total)
+    world.wait_results(total)
     wait_for(lambda: world.lag() == 0, 30, "all committed")
     assert world.value("SELECT count(DISTINCT partition) FROM results JOIN workers ON epoch = worker_epoch"
                        " WHERE name = %s", second.name) >= 1  # fmt: skip
     assert world.value("SELECT count(*) FROM attempts WHERE waste = 'duplicate'") <= window.max_requests
-    world.assert_sound(400 + SLOTS)
+    world.assert_sound(total)
     for one in (first, second):
         assert one.terminate() == 0
     assert world.reconcile() == []
