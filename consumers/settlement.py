@@ -52,6 +52,8 @@ class _Pending:
     outcome: Outcome
     row: ResultRow
     left: int = 0
+    stubbed: frozenset[_Piece] = frozenset()
+    """Records that were too large with the output in them: a reference goes instead."""
 
 
 _Token = tuple[_Pending, _Piece]
@@ -235,7 +237,7 @@ class Settler:
         for piece in pieces:
             self._send((pending, piece), value)
 
-    def _send(self, token: _Token, value: bytes | None = None, *, stub: bool = False) -> None:
+    def _send(self, token: _Token, value: bytes | None = None) -> None:
         pending, piece = token
         item, row = pending.outcome.item, pending.row
         self._unacknowledged += 1
@@ -244,7 +246,8 @@ class Settler:
             self._publisher.publish(self._names.dead, letter.key, letter.value, letter.headers, token=token)
             return
         if value is None:
-            value = row.to_result(reference=f"results/{row.day}/{row.key}/{row.generation}" if stub else None)
+            reference = f"results/{row.day}/{row.key}/{row.generation}"
+            value = row.to_result(reference=reference if piece in pending.stubbed else None)
         headers: Headers = [(Header.KEY, row.key.encode()), (Header.STATUS, row.status.encode())]
         if piece is _Piece.RESULT:
             self._publisher.publish(self._names.results, row.key.encode(), value, headers, token=token)
@@ -275,8 +278,9 @@ class Settler:
     def _on_failure(self, failure: Failure) -> None:
         token: _Token = failure.token
         pending, piece = token
-        if failure.kind is FailureKind.TOO_LARGE and piece is not _Piece.DEAD and pending.row.output is not None:
-            self._send(token, stub=True)  # the answer is whole in Postgres; the record points to it
+        if failure.kind is FailureKind.TOO_LARGE and piece is not _Piece.DEAD and piece not in pending.stubbed:
+            pending.stubbed |= {piece}
+            self._send(token)  # the answer is whole in Postgres; the record points to it
             return
         if failure.kind is FailureKind.FATAL:
             raise FatalError(f"the producer can deliver nothing any more: {failure.message}")
