@@ -39,10 +39,14 @@ for _name in [name for name in os.environ if name.startswith(contract_settings.E
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Under ``pytest -n`` all tests of real engines run in one process, one by one: two would not fit the cores."""
+    """Under ``pytest -n`` some tests stay together in one process, one by one, in their order.
+
+    Those of real engines, because two engines do not fit the cores; the engines' conformance suite, because its
+    tests share an engine, and some end with a new one.
+    """
     for item in items:
-        if item.get_closest_marker("vllm"):
-            item.add_marker(pytest.mark.xdist_group("vllm"))
+        if item.get_closest_marker("vllm") or "test_engines" in item.nodeid:
+            item.add_marker(pytest.mark.xdist_group("engines"))
 
 
 @pytest.fixture(scope="session")
