@@ -548,7 +548,7 @@ async def test_model_that_is_not_there_is_a_fatal_error_with_its_path(rig: Rig, 
 
 async def test_full_kv_cache_preempts_and_every_seeded_request_is_answered_in_full(rig: Rig, model_path: Path) -> None:
     if rig.kind == "simulated":
-        # It passes alone and hung twice when the real engine's half ran in the same process: the cause is not found yet.
+        # It passes alone and hung twice when the tests of the real engine ran in the same process. Cause unknown.
         pytest.skip("open: the shared simulated engine gave no answer here after the real engine's tests")
     requests = [
         Request(prompt_token_ids=[10 + number] * 100, seed=number, max_tokens=150, ignore_eos=True)
