@@ -145,15 +145,6 @@ class Intake:
         return not self._thread.is_alive()
 
     @property
-    def alive(self) -> bool:
-        return self._thread.is_alive()
-
-    @property
-    def in_flight(self) -> int:
-        """Records taken and not settled."""
-        return self._in_flight
-
-    @property
     def joined(self) -> bool:
         """Whether the group has given it a share, be it an empty one."""
         return self._joined

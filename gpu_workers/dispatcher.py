@@ -204,7 +204,7 @@ class Dispatcher:
         self._log.error("engine.died", error=str(error), in_flight=len(flights), given_up=len(gone))
 
     async def deaths_noted(self) -> None:
-        """Waits until what the last death taught is written down: only then may the engine be filled again."""
+        """Waits until what is known of suspects is written down: only then may the engine be filled again, or left."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -466,7 +466,7 @@ class Dispatcher:
             self._engine.cancel([job_id for job_id, _ in cut])
             self._give_up([flight.item for _, flight in cut])
         self._drop_waiting()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.deaths_noted()
 
     def _drop_waiting(self, chosen: Callable[[Item], bool] = lambda _: True) -> None:
         if items := self._lanes.take_all(chosen):
@@ -488,12 +488,3 @@ class Dispatcher:
         """Attempts without an outcome since the last call, for the ledger."""
         orphans, self._orphans = self._orphans, []
         return orphans
-
-    @property
-    def in_engine(self) -> int:
-        return len(self._flights)
-
-    @property
-    def waiting(self) -> int:
-        """Requests prepared and not yet in the engine."""
-        return len(self._inbox) + len(self._lanes)

@@ -59,7 +59,6 @@ class EngineKeeper:
         self._metrics = metrics
         self._warming: dict[int, asyncio.Future[Completion]] | None = None
         self._death = asyncio.Event()
-        self._reason: EngineDied | None = None
         self._log = logs.get("gpu_workers")
 
     # -- Listener ---------------------------------------------------------------------------------
@@ -78,7 +77,6 @@ class EngineKeeper:
         """The engine said so, or its round trip did not come back."""
         if self._death.is_set():
             return
-        self._reason = error
         self._death.set()
         for waiter in (self._warming or {}).values():
             if not waiter.done():

@@ -69,10 +69,6 @@ class Meter:
         """Busy while anything is in the engine; else what the worker last said it is."""
         return WorkerState.BUSY if self._members else self._base
 
-    def total_ns(self, state: WorkerState) -> int:
-        """Time spent in ``state`` so far."""
-        return self._ns[state]
-
     def provisioned_ns(self) -> int:
         """From process start to the latest event, measured by one subtraction, not by adding states."""
         return self._now_ns - self._start_ns
