@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import aiohttp
 import orjson
@@ -28,6 +28,10 @@ _CHECK_PRIORITY = -1
 _REFUSED = (401, 403)
 
 
+Stage = Literal["connecting", "waiting", "answering"]
+"""Of a question: the endpoint has not seen it; it was sent, and nothing came back; an answer had begun."""
+
+
 class Reply(NamedTuple):
     """A whole HTTP answer."""
 
@@ -44,10 +48,12 @@ class Reply(NamedTuple):
 class Unreachable(Exception):
     """No whole answer, or one that says the endpoint itself is in trouble. ``str()`` tells which."""
 
-    def __init__(self, text: str, again_s: float | None = None) -> None:
+    def __init__(self, text: str, again_s: float | None = None, *, stage: Stage = "answering") -> None:
         super().__init__(text)
         self.again_s = again_s
         """Set when it is alive but busy: when to ask again."""
+        self.stage = stage
+        """How far the question came."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -79,6 +85,7 @@ class Endpoint:
         return await self._ask("POST", path, body)
 
     async def _ask(self, method: str, path: str, body: bytes | None = None) -> Reply:
+        stage: Stage = "waiting"
         try:
             async with self._session.request(
                 method,
@@ -87,11 +94,15 @@ class Endpoint:
                 headers={"Content-Type": "application/json"} if body else None,
                 allow_redirects=False,
             ) as answer:
+                stage = "answering"
                 data = await answer.read()
                 wait_s = http_output.retry_after_s(answer.headers.get("Retry-After"), time.time())
                 return Reply(answer.status, data, wait_s)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise Unreachable(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__) from error
+            text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            if isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)):
+                stage = "connecting"
+            raise Unreachable(text, stage=stage) from error
 
     # -- getting to know it -----------------------------------------------------------------------
 

@@ -3,7 +3,9 @@
 One asyncio task per job. What the endpoint says about a request (a 4xx) is that request's fate. When it fails
 to answer one (5xx, a broken connection, half an answer), the question is whose fault that is: one check, shared
 by all that fail meanwhile, asks the endpoint for one token. If it lives, each failed job ends with
-``TransientError``. If not, the engine died: nobody's try is used up, and the worker hears it once.
+``TransientError``, and one that never reached it is asked anew. If not, the engine died: nobody's try is used
+up, and the worker hears it once. Connections that all break together are a death too: a server that is
+restarted at once answers the check, but it is not the server that was asked.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ _LONGEST_WAIT_S = 30.0
 """Who is told to wait longer is sent back: the worker decides whether there is time for another try."""
 _PERHAPS_NOT_THE_REQUESTS_FAULT = (401, 403, 404)
 """4xx that may also mean that the endpoint changed: the key was revoked, the model is gone."""
+_TOGETHER_S = 0.05
+"""Connections of a process that ends break within this time of each other."""
 _TASKS_END_S = 2.0
 
 
@@ -46,6 +50,10 @@ class Life:
         self._loop = asyncio.get_running_loop()
         self._jobs: dict[int, Job] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._on_the_wire: set[int] = set()
+        """Jobs whose question is with the endpoint now."""
+        self._broken: set[int] = set()
+        """Jobs whose connection broke, until the check."""
         self._checking: asyncio.Task[str | None] | None = None
         self._done: list[Completion] = []
         self._answers = 0
@@ -77,8 +85,12 @@ class Life:
         while True:
             await self._come_again()
             try:
-                reply = await self._endpoint.post(payload.path, body)
+                reply = await self._ask(job.job_id, payload.path, body)
             except Unreachable as error:
+                if error.stage == "connecting":
+                    if await self._lives():
+                        continue
+                    return
                 doubt: HeadraceError = TransientError(f"the endpoint failed: {error}", code="engine_error")
             else:
                 if reply.busy:
@@ -108,6 +120,17 @@ class Life:
             if await self._lives():
                 self._end_job(_failed(job, doubt))
             return
+
+    async def _ask(self, job_id: int, path: str, body: bytes) -> Reply:
+        self._on_the_wire.add(job_id)
+        try:
+            return await self._endpoint.post(path, body)
+        except Unreachable as error:
+            if error.stage == "waiting":
+                self._broken.add(job_id)
+            raise
+        finally:
+            self._on_the_wire.discard(job_id)
 
     def _wait_s(self, reply: Reply, refusals: int) -> float:
         if reply.retry_after_s is not None:
@@ -167,7 +190,12 @@ class Life:
 
     async def _check(self) -> str | None:
         """None: it lives. Else why not."""
+        asked, answers = self._on_the_wire | self._broken, self._answers
         try:
+            await asyncio.sleep(_TOGETHER_S)
+            broken, self._broken = self._broken, set()
+            if broken and not asked & self._on_the_wire and self._answers == answers:
+                return f"the endpoint broke every connection, {len(broken)} at once"
             await self._endpoint.check(self._check_timeout_s)
         except Unreachable as error:
             return f"the endpoint is gone: {error}"

@@ -11,6 +11,7 @@ import importlib
 import multiprocessing
 import threading
 from collections.abc import Collection, Sequence
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 from contract.errors import EngineDied, FatalError, InvalidRequest
@@ -65,14 +66,14 @@ class VllmEngine:
 
         engine_args = AsyncEngineArgs(**arguments)
         config = engine_args.create_engine_config()
-        if self._abandoned.is_set():
-            raise FatalError("the engine was stopped while it started")
+        self._must_be_wanted()
         tap = Tap()
         with vllm_profile.deaf_to_interrupt(), vllm_profile.cores_from_fork_server():
             llm = AsyncLLM.from_vllm_config(
                 config, stat_loggers=[lambda *_, **__: tap], disable_log_stats=engine_args.disable_log_stats
             )
         try:
+            self._must_be_wanted()
             if self._preparer is None:
                 self._preparer = Preparer(
                     llm.vllm_config,
@@ -84,6 +85,10 @@ class VllmEngine:
             llm.shutdown(timeout=0)
             raise
         return llm, tap
+
+    def _must_be_wanted(self) -> None:
+        if self._abandoned.is_set():
+            raise FatalError("the engine was stopped while it started")
 
     def prepare(self, requests: Sequence[Request]) -> list[Prepared | InvalidRequest]:
         if self._preparer is None:
@@ -120,12 +125,20 @@ class VllmEngine:
         self._abandoned.set()
         loop = asyncio.get_running_loop()
         while not building.done() and loop.time() < deadline:
-            for process in multiprocessing.active_children():
-                if process.name.startswith("EngineCore"):
-                    process.kill()
+            _kill_cores()
             await asyncio.wait([building], timeout=0.1)
         if building.done() and building.exception() is None:
             await Life(*building.result()).end(0.0)
+        for core in _kill_cores():
+            await asyncio.to_thread(core.join, _DISPOSE_S)
+
+
+def _kill_cores() -> list[BaseProcess]:
+    """Kills the cores that this process started, one engine's; those that were alive."""
+    cores = [process for process in multiprocessing.active_children() if process.name.startswith("EngineCore")]
+    for core in cores:
+        core.kill()
+    return cores
 
 
 def _import_vllm() -> None:

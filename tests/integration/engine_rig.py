@@ -45,6 +45,8 @@ class Rig:
         self.twice: list[int] = []
         self.deaths: list[EngineDied] = []
         self.info: EngineInfo | None = None
+        self.up = False
+        """Started, and not stopped since; it may have died."""
         self.endpoint: HttpEndpoint | None = None
         """What an http engine speaks to, on the port that its settings name."""
         if self.kind == "http" and not settings.engine.http_serve:
@@ -76,7 +78,12 @@ class Rig:
             await self.endpoint.start()
             self._endpoint_up = True
         self.info = await self.engine.start(self)
+        self.up = True
         return self.info
+
+    async def stop(self, timeout_s: float) -> None:
+        self.up = False
+        await self.engine.stop(timeout_s)
 
     def submit(self, *requests: Request, priority: int = 0) -> list[int]:
         """Hands over requests that must be right; their job ids."""
@@ -131,7 +138,7 @@ class Rig:
 
     async def close(self) -> None:
         """The engine ends, and the endpoint if there is one."""
-        await self.engine.stop(10)
+        await self.stop(10)
         if self.endpoint is not None:
             await self.endpoint.stop()
 

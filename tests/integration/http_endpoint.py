@@ -30,8 +30,8 @@ _BEYOND_OPENAI = ("top_k", "min_p", "repetition_penalty", "ignore_eos", "min_tok
 class HttpEndpoint:
     """One endpoint. ``faults`` are used up one per question, first in, first out; ``always`` is for every one.
 
-    A fault is an HTTP status, optionally with a ``Retry-After`` ("429 1"), or ``silence``, ``truncated``,
-    ``garbage``, ``no usage``, ``aborted``.
+    A fault is an HTTP status, optionally with a ``Retry-After`` ("429 1"), or ``silence``, ``hang up``,
+    ``truncated``, ``garbage``, ``no usage``, ``aborted``.
     """
 
     def __init__(self, settings: Settings, *, key: str = "", strict: bool = False, chat_only: bool = False) -> None:
@@ -116,6 +116,9 @@ class HttpEndpoint:
         fault = self.faults.popleft() if self.faults else self.always
         if fault == "silence":
             await asyncio.sleep(3_600)
+        if fault == "hang up":
+            assert request.transport is not None
+            request.transport.abort()
         if fault[:1].isdigit():
             status, _, after = fault.partition(" ")
             return _error(int(status), "cannot schedule new futures after shutdown", after=after)

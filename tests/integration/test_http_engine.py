@@ -66,7 +66,7 @@ async def test_endpoint_killed_under_load_is_one_death_without_failures_and_star
     await _running(rig, 16)
     rig.kill()
     death = await rig.wait_for_death(5)
-    assert "gone" in str(death)
+    assert "broke every connection" in str(death)
     await rig.engine.stop(5)
     starting = asyncio.create_task(rig.engine.start(rig))
     await asyncio.sleep(0.7)
@@ -78,6 +78,41 @@ async def test_endpoint_killed_under_load_is_one_death_without_failures_and_star
     rig.deaths.clear()
     await rig.ask_one(prompt="back again", max_tokens=3)
     await rig.close()
+
+
+async def test_endpoint_restarted_at_once_has_died_all_the_same(rig: Rig) -> None:
+    ids = rig.submit(*[_LONG] * 16)
+    await _running(rig, 16)
+    await _endpoint(rig).start()  # breaks every connection and listens again, before anybody can look
+    await rig.wait_for_death(5)
+    await asyncio.sleep(0.2)
+    assert not rig.heard.keys() & set(ids), "nobody's try is used up"
+    assert len(rig.deaths) == 1
+    await rig.start()
+    await rig.ask_one(prompt="back again", max_tokens=3)
+
+
+async def test_one_connection_broken_among_others_is_that_requests_failed_try(rig: Rig) -> None:
+    ids = rig.submit(*[_LONG] * 8)
+    await _running(rig, 8)
+    _endpoint(rig).faults.append("hang up")
+    (failed,) = await rig.ask(parse(prompt="one", max_tokens=3))
+    assert isinstance(failed, Completion)
+    assert isinstance(failed.error, TransientError)
+    assert rig.deaths == []
+    rig.engine.cancel(ids)
+    await rig.wait(ids)
+
+
+async def test_question_that_meets_a_closed_door_is_asked_again_when_it_opens(rig: Rig) -> None:
+    endpoint = _endpoint(rig)
+    await endpoint.stop()
+    (job_id,) = rig.submit(Request(prompt="hello", max_tokens=3))
+    await asyncio.sleep(0.05)
+    await endpoint.start()
+    (answer,) = await rig.wait([job_id])
+    assert answer.error is None
+    assert rig.deaths == []
 
 
 async def test_endpoint_that_stops_with_500_while_its_health_is_200_uses_up_nobodys_try(rig: Rig) -> None:
