@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import os
@@ -99,16 +100,22 @@ class Rig:
         deadline = time.monotonic() + timeout_s
         while not self.heard.keys() >= set(job_ids):
             assert not self.deaths, f"the engine died: {self.deaths}"
-            self._news.clear()
-            await asyncio.wait_for(self._news.wait(), max(0.01, deadline - time.monotonic()))
+            missing = set(job_ids) - self.heard.keys()
+            assert time.monotonic() < deadline, f"up: {self.up}, {self.engine.stats()}, no answer to {missing}"
+            await self._some_news(deadline)
         return [self.heard[job_id] for job_id in job_ids]
 
     async def wait_for_death(self, timeout_s: float) -> EngineDied:
         deadline = time.monotonic() + timeout_s
         while not self.deaths:
-            self._news.clear()
-            await asyncio.wait_for(self._news.wait(), max(0.01, deadline - time.monotonic()))
+            assert time.monotonic() < deadline, f"up: {self.up}, {self.engine.stats()}, no death"
+            await self._some_news(deadline)
         return self.deaths[0]
+
+    async def _some_news(self, deadline: float) -> None:
+        self._news.clear()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._news.wait(), max(0.01, deadline - time.monotonic()))
 
     async def until(self, condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
         """Waits for ``condition``, with a deadline."""
