@@ -26,6 +26,9 @@ test: setup ## every test
 faults: setup ## every fault, all rounds: build/faults.jsonl, benchmarks/RESULTS.md
 	@exec $(BIN)/python -m tests.faults $(ARGS)
 
+bench: setup ## speed against peers: build/bench.jsonl, benchmarks/RESULTS.md; ARGS='pipeline --runs 1' for a part
+	@exec $(BIN)/python -m benchmarks $(ARGS)
+
 check: $(VENV)/.ready ## format, lint, types, layers, unit tests; under a minute
 	@$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -37,9 +40,11 @@ format: $(VENV)/.ready ## mend what can be mended by machine
 	@$(BIN)/ruff check --fix-only -q .
 	$(BIN)/ruff format .
 
-pins: $(VENV)/.ready ## solve pyproject.toml into requirements/dev.txt anew
+pins: $(VENV)/.ready ## solve pyproject.toml into requirements/dev.txt anew, and the benchmarks' peers
 	@$(BIN)/uv pip compile --python $(BIN)/python --override requirements/overrides.txt --extra cpu --extra dev \
 	  --no-emit-index-url --no-header --no-annotate pyproject.toml -o requirements/dev.txt
+	$(BIN)/uv pip compile --python $(BIN)/python --no-emit-index-url --no-header --no-annotate \
+	  requirements/peers.in -o requirements/peers.txt
 
 # requirements/dev.txt is solved whole, so nothing is solved again here.
 $(VENV)/.ready: requirements/dev.txt pyproject.toml
@@ -49,8 +54,14 @@ $(VENV)/.ready: requirements/dev.txt pyproject.toml
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -e .
 	touch $@
 
+# What benchmarks are measured against; made when a benchmark first needs it.
+.venv-peers/.ready: requirements/peers.txt | $(VENV)/.ready
+	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python .venv-peers
+	$(BIN)/uv pip install --quiet --python .venv-peers/bin/python --no-deps -r requirements/peers.txt
+	touch $@
+
 $(KAFKA_LIBS)/.ready: deploy/kafka/pom.xml
 	@deploy/kafka/bring-jars $(KAFKA_LIBS)
 	touch $@
 
-.PHONY: help setup demo test faults check format pins
+.PHONY: help setup demo test faults bench check format pins

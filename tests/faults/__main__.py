@@ -16,6 +16,7 @@ import time
 import traceback
 from pathlib import Path
 
+from benchmarks import results
 from tests.faults.catalogue import FAULTS, Fault
 from tests.faults.row import Row
 from tests.faults.site import Site
@@ -23,8 +24,6 @@ from tests.faults.site import Site
 ROOT = Path(__file__).parents[2]
 OUTAGE_S = 20.0
 LINES = ROOT / "build" / "faults.jsonl"
-RESULTS = ROOT / "benchmarks" / "RESULTS.md"
-BEGIN, END = "<!-- faults: begin -->", "<!-- faults: end -->"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -66,19 +65,13 @@ def run(site: Site, fault: Fault, rounds: int, seed: int) -> Row | None:
         return None
     line = dataclasses.asdict(row) | {"seed": seed, "took_s": round(time.monotonic() - started)}
     print(json.dumps(line), flush=True)
-    LINES.parent.mkdir(exist_ok=True)
-    kept = [old for old in _lines() if old["name"] != row.name]
-    LINES.write_text("".join(json.dumps(each) + "\n" for each in [*kept, line]))
+    results.keep(LINES, line)
     return row
-
-
-def _lines() -> list[dict[str, object]]:
-    return [json.loads(line) for line in LINES.read_text().splitlines()] if LINES.exists() else []
 
 
 def write_table() -> None:
     """Puts the rows of ``build/faults.jsonl`` between the markers of RESULTS.md."""
-    rows = {str(line["name"]): line for line in _lines()}
+    rows = {str(line["name"]): line for line in results.lines(LINES)}
     head = (
         "| fault | what | rounds | requests | lost | doubled | charged twice | stuck | recovery P50 / max, s "
         "| bound, s | GPU s wasted | seed |\n|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|\n"
@@ -90,11 +83,7 @@ def write_table() -> None:
         for fault in FAULTS
         if (row := rows.get(fault.name)) is not None
     )
-    text = RESULTS.read_text() if RESULTS.exists() else "# Results\n"
-    if BEGIN not in text:
-        text += f"\n## Faults (`make faults`)\n\n{BEGIN}\n{END}\n"
-    before, rest = text.split(BEGIN)
-    RESULTS.write_text(f"{before}{BEGIN}\n{head}{body}{END}{rest.split(END)[1]}")
+    results.put_between_markers("faults", "Faults (`make faults`)", head + body)
 
 
 if __name__ == "__main__":

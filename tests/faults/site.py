@@ -2,89 +2,43 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import random
-import secrets
 import threading
 import time
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import confluent_kafka as ck
 import orjson
-import psycopg
 from confluent_kafka import admin
 
 from broker import config
-from contract import settings as contract_settings
-from contract.settings import Settings
-from headrace.stack.kafka import KafkaServer
-from headrace.stack.postgres import PostgresServer
-from storage import migrations
 from tests.acceptance.harness import World
+from tests.acceptance.servers import AT_ONCE, Servers
 
 SESSION_S = 6.0
 PARTITIONS = 4
 _numbers = itertools.count(1)
 
 
-class Site:
+class Site(Servers):
     """The servers are whole between faults; each world has topics and a database of its own.
 
     ``outage_s``: how long a server that is stopped stays away.
     """
 
     def __init__(self, folder: Path, *, outage_s: float) -> None:
-        self.folder = folder
-        self.outage_s = outage_s
-        self.kafka = KafkaServer(folder / "kafka")
-        self.postgres = PostgresServer(folder / "postgres")
-
-    def start(self) -> None:
-        self.kafka.start()
-        self.postgres.start()
-
-    def stop(self) -> None:
-        self.kafka.stop()
-        self.postgres.stop()
-
-    @contextlib.contextmanager
-    def world(self, **sections: Mapping[str, Any]) -> Iterator[World]:
-        """Topics made and tables migrated; ``sections`` overlay the settings."""
-        number = next(_numbers)
-        name = f"fault_{number}"
-        with psycopg.connect(self.postgres.url_of("postgres"), autocommit=True) as connection:
-            connection.execute(f"CREATE DATABASE {name}".encode())
-        url = self.postgres.url_of(name)
-        migrations.upgrade(url)
-        world = World(self._settings(url, sections), self.folder / name)
-        try:
-            yield world
-        finally:
-            world.close()
-
-    def _settings(self, url: str, sections: Mapping[str, Mapping[str, Any]]) -> Settings:
-        base: dict[str, dict[str, Any]] = {
-            "kafka": {
-                "bootstrap_servers": self.kafka.bootstrap_servers,
-                "session_timeout_ms": int(SESSION_S * 1000),
+        super().__init__(
+            folder,
+            {
+                "kafka": {"session_timeout_ms": int(SESSION_S * 1000)},
+                "topics": {"partitions": PARTITIONS},
+                # What takes time says so in its prompt.
+                "engine": {**AT_ONCE, "simulated_faults": True},
             },
-            "topics": {"prefix": f"f{secrets.token_hex(4)}", "partitions": PARTITIONS, "reply_partitions": 1},
-            "postgres": {"url": url},
-            # Answers at once; what takes time says so in its prompt.
-            "engine": {
-                "kind": "simulated",
-                "simulated_prefill_tokens_per_s": 0,
-                "simulated_step_ms": 0,
-                "simulated_step_ms_per_request": 0,
-                "simulated_faults": True,
-            },
-        }
-        return contract_settings.build(
-            {name: base.get(name, {}) | dict(sections.get(name, {})) for name in {*base, *sections}}
         )
+        self.outage_s = outage_s
 
 
 def requests(rng: random.Random, count: int, *, slow_ms: int, prefix: str, **fields: Any) -> list[dict[str, Any]]:

@@ -1,0 +1,33 @@
+"""All benchmarks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+from benchmarks.figure import Goal
+from benchmarks.site import Site
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Benchmark:
+    """``measure`` makes one run and gives a value for each of ``goals``, by name. It raises when the run is no good.
+
+    ``name`` is the group, a dot and a word; its figures need not be called so.
+    """
+
+    name: str
+    measure: Callable[[Site], Mapping[str, float]]
+    goals: tuple[Goal, ...]
+
+    @property
+    def what(self) -> str:
+        """The benchmark in a line, from its docstring."""
+        return (self.measure.__doc__ or "").splitlines()[0]
+
+    def is_meant_by(self, word: str) -> bool:
+        """Whether ``word`` is the name of it or of a figure of its, or how one begins."""
+        return any(name.startswith(word) for name in (self.name, *(goal.name for goal in self.goals)))
+
+
+BENCHMARKS: tuple[Benchmark, ...] = ()

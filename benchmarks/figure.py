@@ -1,0 +1,78 @@
+"""A figure: the median of its runs against its target, as a line of JSON and as a row of the table. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+import re
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+_BOUND = re.compile(r"([≥≤><])\s*(-?[\d.]+)")
+_RANGE = re.compile(r"(-?[\d.]+)\s*–\s*(-?[\d.]+)")
+_HOLDS = {"≥": operator.ge, "≤": operator.le, ">": operator.gt, "<": operator.lt}
+_WORDS = {True: "yes", False: "**no**", None: ""}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Goal:
+    """A figure before it is measured.
+
+    ``target`` begins with a bound (``≥ 0.6``, ``0.95–1.05``) or is a word (``report``); what follows a semicolon
+    is for the reader.
+    """
+
+    name: str
+    what: str
+    unit: str
+    target: str = "report"
+
+    def holds(self, value: float) -> bool | None:
+        """None: there is nothing to hold."""
+        promise = self.target.partition(";")[0].strip()
+        if found := _BOUND.fullmatch(promise):
+            return bool(_HOLDS[found[1]](value, float(found[2])))
+        if found := _RANGE.fullmatch(promise):
+            return float(found[1]) <= value <= float(found[2])
+        return None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Figure:
+    """One line of ``build/bench.jsonl``. ``value`` is the median of ``runs``."""
+
+    name: str
+    value: float
+    unit: str
+    target: str
+    holds: bool | None
+    runs: tuple[float, ...]
+
+    @classmethod
+    def of(cls, goal: Goal, runs: Sequence[float]) -> Figure:
+        value = statistics.median(runs)
+        return cls(goal.name, _short(value), goal.unit, goal.target, goal.holds(value), tuple(map(_short, runs)))
+
+    def line(self) -> dict[str, Any]:
+        """Values for a line of JSON."""
+        return dataclasses.asdict(self)
+
+
+def table(goals: Iterable[Goal], lines: Iterable[Mapping[str, Any]]) -> str:
+    """The table of RESULTS.md: figures in the order of ``goals``, those that were not measured left out."""
+    measured = {str(line["name"]): line for line in lines}
+    head = "| figure | what | value | target | holds | runs |\n|---|---|--:|---|---|---|\n"
+    return head + "".join(
+        f"| `{goal.name}` | {goal.what} | {line['value']:,} {line['unit']} | {line['target']} "
+        f"| {_WORDS[line['holds']]} | {', '.join(f'{run:,}' for run in line['runs'])} |\n"
+        for goal in goals
+        if (line := measured.get(goal.name)) is not None
+    )
+
+
+def _short(value: float) -> float:
+    """Three digits that count; whole from 100 on."""
+    if abs(value) >= 100:
+        return round(value)
+    return float(f"{value:.3g}")
