@@ -66,7 +66,8 @@ def consumer_config(settings: Settings, group_id: str, **over: Any) -> Propertie
         group = {
             "partition.assignment.strategy": "cooperative-sticky",
             "session.timeout.ms": kafka.session_timeout_ms,
-            "heartbeat.interval.ms": min(3_000, kafka.session_timeout_ms // 3),
+            # Survivors hear of a death, and of each step of a rebalance, by their next heartbeat.
+            "heartbeat.interval.ms": min(500, kafka.session_timeout_ms // 3),
             "max.poll.interval.ms": max(300_000, kafka.session_timeout_ms),
         }
     defaults = {
