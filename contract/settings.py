@@ -185,6 +185,10 @@ class Engine(_Section, frozen=True):
     max_requests: Annotated[
         int, _doc("Requests in the engine at once: credits and vLLM's max_num_seqs.", ge=1, le=65_536)
     ] = 64
+    closed_batches: Annotated[
+        bool,
+        _doc("Fill the engine only when it is empty, with what a window brought: for engines that want whole batches."),
+    ] = False
     max_model_len: Annotated[int, _doc("Context length, tokens.", ge=16, le=100_000_000)] = 1_024
     kv_tokens: Annotated[int, _doc("KV cache room in tokens; 0: as the engine reports.", ge=0, le=10**12)] = 0
     probe_interval_s: Annotated[float, _doc("Between round trips to the engine core.", gt=0, le=600)] = 2.0

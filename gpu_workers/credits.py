@@ -9,6 +9,9 @@ queue stays empty and order is decided here. Rules, in this order:
 3. A class below its *floor* goes first, however busy higher classes are, so that offline stays alive.
 4. Else the class of lowest rank that has work goes first.
 5. The longest bucket holds at most its share of the slots; within a class the oldest request goes first.
+
+With *closed batches* the engine fills only when it is empty, and what enters together is all of the longest
+bucket or none of it: a batch lasts as long as its longest request.
 """
 
 from __future__ import annotations
@@ -31,12 +34,21 @@ class Need:
 class Credits:
     """The engine's slots and KV room, and who holds them."""
 
-    def __init__(self, classes: Mapping[str, PriorityClass], *, slots: int, kv_tokens: int, long_share: float) -> None:
+    def __init__(
+        self,
+        classes: Mapping[str, PriorityClass],
+        *,
+        slots: int,
+        kv_tokens: int,
+        long_share: float,
+        closed_batches: bool = False,
+    ) -> None:
         self._order = sorted(classes, key=lambda name: classes[name].rank)
         self._classes = {name: classes[name] for name in self._order}
         self._slots = slots
         self._kv_tokens = kv_tokens
         self._long_slots = max(1, int(slots * long_share))
+        self._closed_batches = closed_batches
         self._held = dict.fromkeys(self._order, 0)
         self._long_held = 0
         self._kv_held = 0
@@ -86,6 +98,8 @@ class Credits:
         if not self.has_slot(need.class_name):
             return False
         if need.long and self._long_held >= self._long_slots:
+            return False
+        if self._closed_batches and self._used and need.long != bool(self._long_held):
             return False
         return self._kv_held + need.kv_tokens <= self._kv_tokens or self._used == 0
 

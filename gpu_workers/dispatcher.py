@@ -2,7 +2,7 @@
 
 Lives on the event loop's thread; ``deliver``, ``released`` and ``hungry`` may be called from others. A
 continuous engine is refilled request by request: each completion gives back a credit and the next
-request enters at once. Nobody waits for a batch to finish.
+request enters at once. Nobody waits for a batch to finish, unless ``engine.closed_batches`` asks for it.
 """
 
 from __future__ import annotations
@@ -107,6 +107,7 @@ class Dispatcher:
         self._up = False
         self._draining = False
         self._solo = False
+        self._closed_batches = settings.engine.closed_batches
         self._orphans: list[AttemptRow] = []
         self._model = ""
         self.tariff = tariff
@@ -121,8 +122,10 @@ class Dispatcher:
 
     def deliver(self, items: list[Item]) -> None:
         """Prepares requests on the caller's thread and lets them wait for the engine."""
-        for start in range(0, len(items), _PREPARE_CHUNK):
-            chunk = items[start : start + _PREPARE_CHUNK]
+        size = len(items) if self._closed_batches else _PREPARE_CHUNK
+        for start in range(0, len(items), size):
+            chunk = items[start : start + size]
+            ready: list[Waiting] = []
             refused: list[tuple[Item, InvalidRequest]] = []
             for item, prepared in zip(chunk, self._engine.prepare([item.request for item in chunk]), strict=True):
                 if isinstance(prepared, InvalidRequest):
@@ -131,7 +134,8 @@ class Dispatcher:
                 item.prepared = prepared
                 route = item.lease.route
                 need = Need(route.class_name, route.bucket == self._long_bucket, prepared.kv_tokens)
-                self._inbox.append(Waiting(item, need))
+                ready.append(Waiting(item, need))
+            self._inbox.extend(ready)
             if refused:
                 self._settle(invalid_outcomes(self._desk, refused))
             self._ask_wake()
@@ -142,10 +146,11 @@ class Dispatcher:
         self._ask_wake()
 
     def hungry(self, class_name: str) -> bool:
-        """Whether the engine would idle without more of this class right now."""
+        """Whether the engine would idle without more of this class right now. A closed batch is waited for."""
         credits = self._credits
         return (
             self._up
+            and not self._closed_batches
             and not self._inbox
             and self._lanes.is_empty(class_name)
             and (credits is not None and credits.has_slot(class_name))
@@ -169,6 +174,7 @@ class Dispatcher:
                 slots=info.max_requests,
                 kv_tokens=engine.kv_tokens or info.kv_tokens,
                 long_share=self._settings.buckets.long_share,
+                closed_batches=self._closed_batches,
             )
         self._up = True
         self._wake()
@@ -227,7 +233,7 @@ class Dispatcher:
         if self._draining:
             self._drop_waiting()
             return
-        if not self._up:
+        if not self._up or (self._closed_batches and self._flights):
             return
         now_ns, now_ms = time.monotonic_ns(), self._wall_ms()
         jobs: list[Job] = []

@@ -107,3 +107,26 @@ def test_waiting_request_is_told_that_it_expired_although_the_engine_stays_full(
     world.wait_settled(5, timeout_s=10)
     assert world.query("SELECT DISTINCT status FROM results WHERE id LIKE 'late-%'") == [("expired",)]
     assert world.value("SELECT count(*) FROM attempts") == 0
+
+
+def test_closed_batch_enters_together_and_the_next_one_waits_for_its_slowest(
+    settings: Settings, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    closed = small(settings, closed_batches=True)
+    online = closed.classes["online"]
+    window = msgspec.structs.replace(online.window, max_requests=6, max_wait_ms=1_000)
+    classes = closed.classes | {"online": msgspec.structs.replace(online, window=window)}
+    # One partition, so that they are taken in the order in which they were published.
+    topics = msgspec.structs.replace(closed.topics, partitions=1)
+    world = World(msgspec.structs.replace(closed, classes=classes, topics=topics), tmp_path)
+    request.addfinalizer(world.close)
+    slow = world.requests(1, prompt=f"FAULT:slow={SLOW_MS} x", prefix="slow")
+    following = world.requests(8, prompt="FAULT:slow=100 x", prefix="next")
+    world.publish([*slow, *world.requests(5, prefix="beside"), *following])
+    world.worker().ready()
+    world.wait_settled(14)
+    starts = dict(world.query("SELECT r.id, a.started_ms FROM results r JOIN attempts a USING (key)"))
+    assert max(start for name, start in starts.items() if name.startswith("beside")) == starts["slow-0"]
+    batches = sorted({start for name, start in starts.items() if name.startswith("next")})
+    assert batches[0] >= starts["slow-0"] + SLOW_MS
+    assert len(batches) == 2, "six together, then two"

@@ -10,8 +10,8 @@ CLASSES = {
 }
 
 
-def credits(slots: int = 64, kv_tokens: int = 10**9, long_share: float = 1.0) -> Credits:
-    return Credits(CLASSES, slots=slots, kv_tokens=kv_tokens, long_share=long_share)
+def credits(slots: int = 64, kv_tokens: int = 10**9, long_share: float = 1.0, closed_batches: bool = False) -> Credits:
+    return Credits(CLASSES, slots=slots, kv_tokens=kv_tokens, long_share=long_share, closed_batches=closed_batches)
 
 
 def fill(one: Credits, class_name: str, *, long: bool = False, kv_tokens: int = 1) -> int:
@@ -54,6 +54,17 @@ def test_long_requests_hold_at_most_their_share() -> None:
     one = credits(long_share=0.25)
     assert fill(one, "online", long=True) == 16
     assert fill(one, "online") == 48
+
+
+def test_closed_batch_is_all_of_the_longest_bucket_or_none_of_it() -> None:
+    one = credits(slots=12, long_share=0.5, closed_batches=True)
+    assert fill(one, "online", long=True) == 6
+    assert fill(one, "online") == 0
+    for _ in range(6):
+        one.give_back(Need("online", True, 1))
+    assert fill(one, "online") == 12
+    one.give_back(Need("online", False, 1))
+    assert not one.admits(Need("online", True, 1))
 
 
 def test_kv_room_bounds_before_slots_do() -> None:
