@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 
+from benchmarks import pipeline
 from benchmarks.figure import Goal
 from benchmarks.site import Site
 
@@ -30,4 +31,8 @@ class Benchmark:
         return any(name.startswith(word) for name in (self.name, *(goal.name for goal in self.goals)))
 
 
-BENCHMARKS: tuple[Benchmark, ...] = ()
+BENCHMARKS: tuple[Benchmark, ...] = (
+    Benchmark("pipeline.vs_bare", pipeline.vs_bare, pipeline.VS_BARE),
+    Benchmark("pipeline.vs_faststream", pipeline.vs_faststream, pipeline.VS_FASTSTREAM),
+    Benchmark("pipeline.vs_quix", pipeline.vs_quix, pipeline.VS_QUIX),
+)

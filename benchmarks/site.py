@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -20,7 +21,11 @@ class Site(Servers):
     """
 
     def __init__(self, folder: Path, *, scale: float = 1.0) -> None:
-        super().__init__(folder, {"topics": {"partitions": PARTITIONS}, "engine": AT_ONCE})
+        super().__init__(
+            folder,
+            {"topics": {"partitions": PARTITIONS}, "engine": AT_ONCE},
+            {"track_commit_timestamp": "on"},  # says when a row was really there
+        )
         self.scale = scale
         self.run = 0
         """Which run of its benchmark this is, from 0. Who goes first alternates with it."""
@@ -30,8 +35,9 @@ class Site(Servers):
         return max(1, round(count * self.scale))
 
     def calm(self) -> None:
-        """Writes out what earlier work left in the database's memory, so that nobody pays for another's pages."""
+        """Writes out what earlier work left in memory, so that nobody pays for another's pages."""
         self.execute("CHECKPOINT")
+        os.sync()
 
 
 def peers_python() -> Path:

@@ -34,13 +34,13 @@ _numbers = itertools.count(1)
 class Servers:
     """Servers with their data in ``folder``; each world has topics and a database of its own on them.
 
-    ``sections`` are the settings of every world.
+    ``sections`` are the settings of every world, ``postgres`` options of its server.
     """
 
-    def __init__(self, folder: Path, sections: Sections) -> None:
+    def __init__(self, folder: Path, sections: Sections, postgres: Mapping[str, str] = {}) -> None:
         self.folder = folder
         self.kafka = KafkaServer(folder / "kafka")
-        self.postgres = PostgresServer(folder / "postgres")
+        self.postgres = PostgresServer(folder / "postgres", postgres)
         self._sections = sections
 
     def start(self) -> None:
