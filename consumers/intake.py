@@ -58,7 +58,7 @@ class Intake:
 
     Args:
         sink: takes each closed window; called on the intake thread, must not block.
-        hungry: whether the engine would idle without more of this class; any thread.
+        hungry: whether the engine would idle without more of this bucket; any thread.
         released: told which leases stopped feeding, on the intake thread; must not block.
         forgotten: told which leases ended in order (not lost), likewise.
         failed: told the error that ended the thread.
@@ -324,7 +324,7 @@ class Intake:
         self._in_flight += 1
         self._in_flight_bytes += size_bytes
         kind, appended_ms = message.timestamp()
-        if kind == ck.TIMESTAMP_NOT_AVAILABLE:
+        if kind == ck.TIMESTAMP_NOT_AVAILABLE or appended_ms < 0:
             appended_ms = int(time.time() * 1000)
         item = Item(lease, offset, appended_ms, raw_key, value, headers)
         item.tokens = self._decoder.estimate_tokens(lease.route, headers, size_bytes)

@@ -35,14 +35,14 @@ def main(argv: list[str] | None = None) -> int:
     unknown = set(options.names) - {fault.name for fault in FAULTS}
     if unknown:
         parser.error(f"no such fault: {', '.join(sorted(unknown))}")
-    chosen = [fault for fault in FAULTS if not options.names or fault.name in options.names]
+    chosen = [fault for fault in FAULTS if (fault.name in options.names if options.names else fault.rounds)]
     folder = Path(tempfile.mkdtemp(prefix="headrace-faults-"))
     site = Site(folder, outage_s=OUTAGE_S)
     broken = []
     try:
         site.start()
         for fault in chosen:
-            row = run(site, fault, options.rounds or fault.rounds, options.seed)
+            row = run(site, fault, options.rounds or fault.rounds or fault.test_rounds, options.seed)
             if row is None or not row.sound:
                 broken.append(fault.name)
     finally:

@@ -24,7 +24,17 @@ def classic(site: Site, rng: random.Random, rounds: int) -> Row:
 
     A round is one leave and one join.
     """
-    with site.world(topics={"partitions": PARTITIONS}) as world:
+    return _churn("classic", site, rng, rounds)
+
+
+def consumer(site: Site, rng: random.Random, rounds: int) -> Row:
+    """The same on the newer group protocol (KIP-848), session timeout and heartbeat set at the broker."""
+    return _churn("consumer", site, rng, rounds)
+
+
+def _churn(protocol: str, site: Site, rng: random.Random, rounds: int) -> Row:
+    kafka = {"group_protocol": protocol}
+    with site.world(kafka=kafka, topics={"partitions": PARTITIONS}) as world:
         members = [world.worker() for _ in range(WORKERS)]
         for one in members:
             one.ready()
@@ -40,13 +50,13 @@ def classic(site: Site, rng: random.Random, rounds: int) -> Row:
                 hold_for(CHANGE_EVERY_S)
                 frozen = _thawed(frozen)
             changed_s = time.monotonic()
-            wait_for(lambda: is_quiet(world, len(members)), QUIET_S, "the groups are quiet")
+            wait_for(lambda: is_quiet(world, len(members)), 4 * QUIET_S, "the groups are quiet")
             quiet_s = time.monotonic() - changed_s
         while frozen := _thawed(frozen):
             hold_for(0.2)
         world.wait_settled(len(load.ids))
         assert world.query("SELECT id, status FROM results WHERE status <> 'ok'") == []
-        row = account("membership.classic", world, load.ids, [quiet_s], rounds=rounds)
+        row = account(f"membership.{protocol}", world, load.ids, [quiet_s], rounds=rounds)
         twice = world.value("SELECT count(*) FROM attempts WHERE waste = 'duplicate'")
         assert twice < MOST_TWICE * len(load.ids), f"{twice} of {len(load.ids)} computed twice"
         return row

@@ -7,8 +7,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import psutil
 import psycopg
@@ -16,7 +15,7 @@ import psycopg
 from headrace.stack.processes import wait_for
 from tests.acceptance.harness import WorkerProcess, World
 from tests.faults.row import Row, account
-from tests.faults.site import SESSION_S, Load, Site, hold_for, refuse_writes, requests, set_topic, take_writes
+from tests.faults.site import SESSION_S, Load, Site, hold_for, metric, refuse_writes, requests, set_topic, take_writes
 
 _WARM_REQUESTS = 100
 _KILL_EVERY_S = 2.0
@@ -25,17 +24,15 @@ Breaking = Callable[[Site, World, WorkerProcess], float]
 """Breaks something for a while and mends it; gives the monotonic second at which it was whole again."""
 
 
-def _under_load(
-    name: str, site: Site, rng: random.Random, rounds: int, breaking: Breaking, **sections: Mapping[str, Any]
-) -> Row:
-    """A worker under load while ``breaking`` does its work, ``rounds`` times; readiness is true again at the end."""
-    with site.world(**sections) as world:
+def _under_load(name: str, site: Site, rng: random.Random, rounds: int, *breakings: Breaking) -> Row:
+    """A worker under load, broken ``rounds`` times by ``breakings`` in turn; it is ready again by itself each time."""
+    with site.world() as world:
         worker = world.worker().ready()
         recoveries, ids = [], list[str]()
-        for _ in range(rounds):
+        for number in range(rounds):
             with Load(world, rng) as load:
                 wait_for(lambda load=load: load.sent >= _WARM_REQUESTS, 30, "load")  # type: ignore[misc]
-                whole_s = breaking(site, world, worker)
+                whole_s = breakings[number % len(breakings)](site, world, worker)
                 waiting = len(ids) + load.sent
                 worker.ready(timeout_s=60)
                 world.wait_settled(waiting, timeout_s=120)
@@ -114,21 +111,16 @@ def result_over_limit(site: Site, rng: random.Random, rounds: int) -> Row:
 def _while_away(world: World, worker: WorkerProcess, outage_s: float) -> None:
     """During an outage: readiness is false within a few seconds, and pulling goes on up to the mark."""
     ends = time.monotonic() + outage_s
-    taken = _metric(worker, 'headrace_records_total{class="online"}')
+    taken = metric(worker, 'headrace_records_total{class="online"}')
     wait_for(lambda: '"storage"' in worker.get("/readyz")[1], 15, "not ready without Postgres")
     wait_for(
-        lambda: _metric(worker, 'headrace_records_total{class="online"}') > taken, outage_s, "work goes on without it"
+        lambda: metric(worker, 'headrace_records_total{class="online"}') > taken, outage_s, "work goes on without it"
     )
     mark = world.settings.classes["online"].max_in_flight_requests
     while time.monotonic() < ends:
-        in_flight = _metric(worker, 'headrace_in_flight_requests{bucket="short",class="online"}')
+        in_flight = metric(worker, 'headrace_in_flight_requests{bucket="short",class="online"}')
         assert in_flight <= mark, f"{in_flight} in flight, above the mark of {mark}"
         hold_for(0.5)
-
-
-def _metric(worker: WorkerProcess, name: str) -> float:
-    lines = worker.get("/metrics")[1].splitlines()
-    return next((float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name)), 0.0)
 
 
 def _nobody_idles_in_transaction(world: World) -> None:
@@ -141,61 +133,67 @@ def _nobody_idles_in_transaction(world: World) -> None:
 
 def postgres_stopped(site: Site, rng: random.Random, rounds: int) -> Row:
     """Stopped for 20 s, then started."""
-
-    def breaking(site: Site, world: World, worker: WorkerProcess) -> float:
-        site.postgres.stop()
-        _while_away(world, worker, site.outage_s)
-        site.postgres.start()
-        return time.monotonic()
-
-    return _under_load("outages.postgres_stopped", site, rng, rounds, breaking)
+    return _under_load("outages.postgres_stopped", site, rng, rounds, _stop_postgres)
 
 
 def postgres_killed(site: Site, rng: random.Random, rounds: int) -> Row:
     """kill -9 of the server and all its processes, started at once."""
-
-    def breaking(site: Site, world: World, worker: WorkerProcess) -> float:
-        site.postgres.kill()
-        site.postgres.start()
-        whole_s = time.monotonic()
-        _nobody_idles_in_transaction(world)
-        return whole_s
-
-    return _under_load("outages.postgres_killed", site, rng, rounds, breaking)
+    return _under_load("outages.postgres_killed", site, rng, rounds, _kill_postgres)
 
 
 def postgres_frozen(site: Site, rng: random.Random, rounds: int) -> Row:
     """SIGSTOP of the server and its sessions for 20 s, then SIGCONT: sockets stay open and nobody answers."""
-
-    def breaking(site: Site, world: World, worker: WorkerProcess) -> float:
-        with _stopped(site.postgres.pid):
-            _while_away(world, worker, site.outage_s)
-        whole_s = time.monotonic()
-        _nobody_idles_in_transaction(world)
-        return whole_s
-
-    return _under_load("outages.postgres_frozen", site, rng, rounds, breaking)
+    return _under_load("outages.postgres_frozen", site, rng, rounds, _freeze_postgres)
 
 
 def postgres_sessions_killed(site: Site, rng: random.Random, rounds: int) -> Row:
     """Every session of the workers is terminated every 2 s, for 20 s."""
+    return _under_load("outages.postgres_sessions_killed", site, rng, rounds, _kill_sessions)
+
+
+def postgres_each_way(site: Site, rng: random.Random, rounds: int) -> Row:
+    """The four ways in turn, with one worker."""
+    ways = (_stop_postgres, _kill_postgres, _freeze_postgres, _kill_sessions)
+    return _under_load("outages.postgres_each_way", site, rng, rounds, *ways)
+
+
+def _stop_postgres(site: Site, world: World, worker: WorkerProcess) -> float:
+    site.postgres.stop()
+    _while_away(world, worker, site.outage_s)
+    site.postgres.start()
+    return time.monotonic()
+
+
+def _kill_postgres(site: Site, world: World, worker: WorkerProcess) -> float:
+    site.postgres.kill()
+    site.postgres.start()
+    return _whole(world)
+
+
+def _freeze_postgres(site: Site, world: World, worker: WorkerProcess) -> float:
+    with _stopped(site.postgres.pid):
+        _while_away(world, worker, site.outage_s)
+    return _whole(world)
+
+
+def _kill_sessions(site: Site, world: World, worker: WorkerProcess) -> float:
     statement = (
         b"SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity"
         b" WHERE datname = current_database() AND pid <> pg_backend_pid()"
     )
+    ends = time.monotonic() + site.outage_s
+    pause = threading.Event()
+    with psycopg.connect(world.settings.postgres.url, autocommit=True) as connection:
+        while time.monotonic() < ends:
+            connection.execute(statement)
+            pause.wait(_KILL_EVERY_S)
+    return _whole(world)
 
-    def breaking(site: Site, world: World, worker: WorkerProcess) -> float:
-        ends = time.monotonic() + site.outage_s
-        pause = threading.Event()
-        with psycopg.connect(world.settings.postgres.url, autocommit=True) as connection:
-            while time.monotonic() < ends:
-                connection.execute(statement)
-                pause.wait(_KILL_EVERY_S)
-        whole_s = time.monotonic()
-        _nobody_idles_in_transaction(world)
-        return whole_s
 
-    return _under_load("outages.postgres_sessions_killed", site, rng, rounds, breaking)
+def _whole(world: World) -> float:
+    whole_s = time.monotonic()
+    _nobody_idles_in_transaction(world)
+    return whole_s
 
 
 @contextlib.contextmanager

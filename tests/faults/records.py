@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+import kafka
+import orjson
 import pytest
 
+from broker import kafka_python
 from consumers import dead_letters
 from headrace.stack.processes import wait_for
 from tests.acceptance.harness import World
 from tests.faults.row import Row, account
-from tests.faults.site import Site, hold_for, refuse_writes, requests, take_writes
+from tests.faults.site import Site, hold_for, refuse_writes, requests, set_topic, take_writes
 
 _RECORD_OVERHEAD_BYTES = 100
 _GOOD = 50
 _REFUSED_FOR_S = 5.0
+_NO_TIMESTAMP, _EPOCH_MS = -1, 0
+_ODD_HEADERS = (("", b""), ("hr-key", None), ("hr-deadline", b"\xff"), ("hr-tokens", b"-1"), ("x", b"1" * 99))
 
 
 def _odd(world: World, rng: random.Random) -> list[bytes | None]:
@@ -27,35 +34,48 @@ def _odd(world: World, rng: random.Random) -> list[bytes | None]:
 
 
 def odd(site: Site, rng: random.Random, rounds: int) -> Row:
-    """Undecodable, null, empty, odd headers, at the size limit; above it the publisher is told. Each is kept, dead."""
+    """Undecodable, null, empty, odd headers, no timestamp, at the size limit; above it the publisher is told."""
     with site.world() as world:
+        set_topic(world, world.topic(), "message.timestamp.type", "CreateTime")  # else the broker dates every record
         world.worker().ready()
         recoveries, ids, dead = [], list[str](), 0
         for number in range(rounds):
             good = requests(rng, _GOOD, slow_ms=20, prefix=f"o{number}")
+            (old,) = requests(rng, 1, slow_ms=20, prefix=f"old{number}")
             values = _odd(world, rng)
             started = time.monotonic()
             for index, value in enumerate(values):
-                headers = [
-                    ("", b""),
-                    ("hr-key", None),
-                    ("hr-deadline", b"\xff"),
-                    ("hr-tokens", b"-1"),
-                    ("x", b"1" * 99),
-                ]
                 small = value is None or len(value) < 100
-                world.publish([value], key=b"\xff\0", headers=headers if small else (), partition=index % 4)
-                world.publish(good[index :: len(values)])
+                world.publish([value], key=b"\xff\0", headers=_ODD_HEADERS if small else (), partition=index % 4)
+                world.publish(good[index :: len(values) + 1])
+            publish_dated(world, good[len(values) :: len(values) + 1], _NO_TIMESTAMP)
+            publish_dated(world, [old], _EPOCH_MS)
             with pytest.raises(AssertionError, match="MSG_SIZE_TOO_LARGE"):
                 world.publish([b"x" * (world.settings.topics.max_message_bytes + 1)])
-            ids += [request["id"] for request in good]
+            ids += [request["id"] for request in (*good, old)]
             dead += len(values)
             world.wait_settled(len(ids) + dead)
             recoveries.append(time.monotonic() - started)
         row = account("records.odd", world, ids, recoveries)
         _assert_dead(world, dead)
-        assert world.value("SELECT count(*) FROM results WHERE status = 'ok'") == len(ids)
+        assert world.value("SELECT count(*) FROM results WHERE status = 'ok'") == len(ids) - rounds
+        expired = world.query("SELECT id, error_code FROM results WHERE status = 'expired' ORDER BY id")
+        assert expired == [(f"old{number}-0", "too_old") for number in range(rounds)]
         return row
+
+
+def publish_dated(world: World, batch: Sequence[Mapping[str, Any]], timestamp_ms: int) -> None:
+    """Records with a timestamp of the caller's, which librdkafka does not let one leave out."""
+    producer = kafka.KafkaProducer(**kafka_python.producer_config(world.settings))
+    try:
+        sent = [
+            producer.send(world.topic(), orjson.dumps(one), one["id"].encode(), timestamp_ms=timestamp_ms)
+            for one in batch
+        ]
+        for future in sent:
+            future.get(30)
+    finally:
+        producer.close(10)
 
 
 def dead_refused(site: Site, rng: random.Random, rounds: int) -> Row:

@@ -85,3 +85,14 @@ def account(
             float(world.value("SELECT coalesce(sum(allocated_ns), 0) / 1e9 FROM attempts WHERE waste IS NOT NULL")), 2
         ),
     )
+
+
+def sum_of(rows: Sequence[Row], *, rounds: int) -> Row:
+    """One account of rounds that had a world each; recoveries are not kept."""
+    counts = ("requests", "lost", "doubled", "double_charged", "stuck")
+    return dataclasses.replace(
+        rows[0],
+        rounds=rounds,
+        wasted_gpu_s=round(sum(row.wasted_gpu_s for row in rows), 2),
+        **{name: sum(getattr(row, name) for row in rows) for name in counts},
+    )

@@ -14,11 +14,24 @@ import orjson
 from confluent_kafka import admin
 
 from broker import config
-from tests.acceptance.harness import World
+from contract import identity
+from gpu_workers import _guardian
+from headrace.stack.kafka import KafkaServer
+from headrace.stack.model import make_tiny_model
+from headrace.stack.processes import wait_for
+from tests.acceptance.harness import WorkerProcess, World
 from tests.acceptance.servers import AT_ONCE, Servers
 
 SESSION_S = 6.0
+HEARTBEAT_S = 0.5
 PARTITIONS = 4
+_BROKER = {
+    # With the newer group protocol the broker sets these for all; docs/operations.md names them.
+    "group.consumer.min.session.timeout.ms": "1000",
+    "group.consumer.session.timeout.ms": str(int(SESSION_S * 1000)),
+    "group.consumer.min.heartbeat.interval.ms": "100",
+    "group.consumer.heartbeat.interval.ms": str(int(HEARTBEAT_S * 1000)),
+}
 _numbers = itertools.count(1)
 
 
@@ -38,6 +51,7 @@ class Site(Servers):
                 "engine": {**AT_ONCE, "simulated_faults": True},
             },
         )
+        self.kafka = KafkaServer(folder / "kafka", _BROKER)
         self.outage_s = outage_s
 
 
@@ -137,6 +151,30 @@ class Load:
                 self.failed.append(f"{request['id']}: {error}")
 
         return note
+
+
+def metric(worker: WorkerProcess, name: str) -> float:
+    """The value of one metric of a worker, with its labels as they are shown; 0: not there."""
+    lines = worker.get("/metrics")[1].splitlines()
+    return next((float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name)), 0.0)
+
+
+def carriers(marker: str) -> set[int]:
+    """Living processes whose environment has an entry that begins with ``marker``."""
+    return set(_guardian.carriers(marker.encode()))
+
+
+def model_folder() -> str:
+    """The tiny model, made once and kept over runs."""
+    return str(make_tiny_model(Path(__file__).parents[2] / ".headrace" / "tiny-model"))
+
+
+def wait_answered(world: World, load: Load, timeout_s: float = 60.0) -> None:
+    """Returns when all that the broker has acknowledged by now is settled; what comes after is not waited for."""
+    keys = {identity.request_key("test", id) for id in list(load.ids)}
+    waiting = list(keys - {key for (key,) in world.query("SELECT key::text FROM settled")})
+    count = "SELECT count(*) FROM settled WHERE key = ANY(%s::uuid[])"
+    wait_for(lambda: world.value(count, waiting) == len(waiting), timeout_s, f"{len(waiting)} that waited are settled")
 
 
 def hold_for(seconds: float) -> None:

@@ -10,32 +10,31 @@ import time
 from gpu_workers.worker import EXIT_FENCED
 from headrace.stack.processes import wait_for
 from tests.faults.row import Row, account
-from tests.faults.site import PARTITIONS, SESSION_S, Site, hold_for, is_quiet, requests
+from tests.faults.site import PARTITIONS, SESSION_S, Load, Site, hold_for, is_quiet, requests, wait_answered
 
 _ROUND_REQUESTS = 500
 _BURIED = "SELECT count(*) FROM workers WHERE name = %s AND closed_reason = 'dead'"
 
 
 def killed(site: Site, rng: random.Random, rounds: int) -> Row:
-    """kill -9 of one of two workers at a random moment; the online deadline of 30 s survives it."""
+    """kill -9 of one of two workers at a random moment under load; the online deadline of 30 s survives it."""
     with site.world() as world:
         workers = [world.worker(), world.worker()]
         for one in workers:
             one.ready()
-        recoveries, ids = [], list[str]()
-        for number in range(rounds):
-            batch = requests(rng, _ROUND_REQUESTS, slow_ms=1_000, prefix=f"k{number}")
-            world.publish(batch)
-            ids += [request["id"] for request in batch]
-            hold_for(rng.uniform(0.0, 1.5))
-            victim = rng.randrange(len(workers))
-            workers[victim].child.kill()
-            started = time.monotonic()
-            world.wait_settled(len(ids), timeout_s=60)
-            recoveries.append(time.monotonic() - started)
-            workers[victim] = world.worker().ready()
+        recoveries = []
+        with Load(world, rng, slow_ms=300, deadline_ms=30_000) as load:
+            for _ in range(rounds):
+                hold_for(rng.uniform(0.5, 3.0))  # at first the group is still making room for the one that joined
+                victim = rng.randrange(len(workers))
+                workers[victim].child.kill()
+                started = time.monotonic()
+                wait_answered(world, load)
+                recoveries.append(time.monotonic() - started)
+                workers[victim] = world.worker().ready()
+        world.wait_settled(len(load.ids))
         assert world.query("SELECT id, status FROM results WHERE status <> 'ok'") == []
-        return account("workers.killed", world, ids, recoveries)
+        return account("workers.killed", world, load.ids, recoveries)
 
 
 def zombie(site: Site, rng: random.Random, rounds: int) -> Row:
