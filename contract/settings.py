@@ -109,7 +109,12 @@ class Buckets(_Section, frozen=True):
         dict[str, Annotated[int, msgspec.Meta(ge=1)]],
         _doc("Name → upper edge in tokens, short to long; the last holds the rest."),
     ] = msgspec.field(default_factory=lambda: {"short": 256, "medium": 1_024, "long": 1_000_000_000})
-    long_share: Annotated[float, _doc("Share of a worker's slots that the last bucket may hold.", gt=0, le=1)] = 0.5
+    long_share: Annotated[
+        float, _doc("Share of a worker's slots that the last bucket may hold while shorter ones wait.", gt=0, le=1)
+    ] = 0.5
+    long_share_alone: Annotated[
+        float, _doc("The same while none waits; the rest stays free for the next. At least long_share.", gt=0, le=1)
+    ] = 0.875
 
 
 class Pool(_Section, frozen=True):

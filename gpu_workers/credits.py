@@ -8,7 +8,9 @@ queue stays empty and order is decided here. Rules, in this order:
    lent work ends.
 3. A class below its *floor* goes first, however busy higher classes are, so that offline stays alive.
 4. Else the class of lowest rank that has work goes first.
-5. The longest bucket holds at most its share of the slots; within a class the oldest request goes first.
+5. The longest bucket holds at most its share of the slots while shorter requests of its class wait. While
+   none waits it may hold more, so that no slot idles that a short request does not need; that comes back
+   one by one, too. Within a class the oldest request goes first.
 
 With *closed batches* the engine fills only when it is empty, and what enters together is all of the longest
 bucket or none of it: a batch lasts as long as its longest request.
@@ -41,6 +43,7 @@ class Credits:
         slots: int,
         kv_tokens: int,
         long_share: float,
+        long_share_alone: float,
         closed_batches: bool = False,
     ) -> None:
         self._order = sorted(classes, key=lambda name: classes[name].rank)
@@ -48,6 +51,7 @@ class Credits:
         self._slots = slots
         self._kv_tokens = kv_tokens
         self._long_slots = max(1, int(slots * long_share))
+        self._long_slots_alone = max(self._long_slots, int(slots * long_share_alone))
         self._closed_batches = closed_batches
         self._held = dict.fromkeys(self._order, 0)
         self._long_held = 0
@@ -93,11 +97,14 @@ class Credits:
                 return False
         return True
 
-    def admits(self, need: Need) -> bool:
-        """Whether this request may enter now. One larger than the whole KV room may enter alone."""
+    def admits(self, need: Need, *, shorter_wait: bool) -> bool:
+        """Whether this request may enter now. One larger than the whole KV room may enter alone.
+
+        ``shorter_wait``: whether shorter requests of its class wait; it matters to long ones alone.
+        """
         if not self.has_slot(need.class_name):
             return False
-        if need.long and self._long_held >= self._long_slots:
+        if need.long and self._long_held >= (self._long_slots if shorter_wait else self._long_slots_alone):
             return False
         if self._closed_batches and self._used and need.long != bool(self._long_held):
             return False

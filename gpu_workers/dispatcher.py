@@ -145,15 +145,19 @@ class Dispatcher:
         self._purge_asked = bool(leases) or self._purge_asked
         self._ask_wake()
 
-    def hungry(self, class_name: str) -> bool:
-        """Whether the engine would idle without more of this class right now. A closed batch is waited for."""
+    def hungry(self, class_name: str, bucket: str) -> bool:
+        """Whether the engine would idle without more of this bucket right now. A closed batch is waited for.
+
+        Asked per lane: long requests that wait for their share must not keep short ones waiting in a window.
+        """
+        long = bucket == self._long_bucket
         credits = self._credits
         return (
             self._up
             and not self._closed_batches
             and not self._inbox
-            and self._lanes.is_empty(class_name)
-            and (credits is not None and credits.has_slot(class_name))
+            and self._lanes.is_empty(class_name, long=long)
+            and (credits is not None and credits.admits(Need(class_name, long, 0), shorter_wait=False))
         )
 
     def _ask_wake(self) -> None:
@@ -174,6 +178,7 @@ class Dispatcher:
                 slots=info.max_requests,
                 kv_tokens=engine.kv_tokens or info.kv_tokens,
                 long_share=self._settings.buckets.long_share,
+                long_share_alone=self._settings.buckets.long_share_alone,
                 closed_batches=self._closed_batches,
             )
         self._up = True
@@ -271,10 +276,11 @@ class Dispatcher:
         if credits is None or self._solo:
             return None
         for class_name in credits.turn(self._lanes.classes()):
-            for lane in self._lanes.by_age(class_name):
+            lanes = self._lanes.by_age(class_name)
+            for lane in lanes:
                 head = lane[0]
                 item = head.item
-                if item.lease.feeding and not credits.admits(head.need):
+                if item.lease.feeding and not credits.admits(head.need, shorter_wait=len(lanes) > 1):
                     continue
                 if item.lease.feeding and _runs_alone(item) and (credits.used or self._ask_mark([item])):
                     return None  # wait until the engine is empty and that is written down, then let it run alone

@@ -45,13 +45,13 @@ class Lanes:
         for one in reversed(list(waiting)):
             self._lanes[one.need.class_name][one.need.long].appendleft(one)
 
-    def is_empty(self, class_name: str) -> bool:
-        short, long = self._lanes[class_name]
-        return not short and not long
+    def is_empty(self, class_name: str, *, long: bool) -> bool:
+        """Whether nobody waits in this lane."""
+        return not self._lanes[class_name][long]
 
     def classes(self) -> list[str]:
         """The classes with waiting requests."""
-        return [name for name in self._lanes if not self.is_empty(name)]
+        return [name for name, lanes in self._lanes.items() if any(lanes)]
 
     def by_age(self, class_name: str) -> list[Lane]:
         """The lanes of a class that hold something, the one with the older head first."""

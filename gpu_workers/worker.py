@@ -222,7 +222,7 @@ class Worker:
                     name,
                     bucket,
                     sink=admission.put,
-                    hungry=functools.partial(self._dispatcher.hungry, name),
+                    hungry=functools.partial(self._dispatcher.hungry, name, bucket),
                     released=self._dispatcher.released,
                     forgotten=admission.forget,
                     failed=self._fail,
