@@ -7,14 +7,24 @@ holds the intake. Both say why not, as JSON.
 from __future__ import annotations
 
 import http.server
+import sys
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import orjson
 from prometheus_client import CollectorRegistry, generate_latest
 
 Check = Callable[[], list[str]]
 """Reasons why not; empty: yes."""
+
+
+class _Server(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), ConnectionError):  # a probe that did not wait for its answer is no news
+            super().handle_error(request, client_address)
 
 
 class HealthServer:
@@ -42,8 +52,7 @@ class HealthServer:
             def log_message(self, format: str, *args: object) -> None:
                 """Probes come every second; they are not worth a line."""
 
-        self._server = http.server.ThreadingHTTPServer(("0.0.0.0", port), Handler)
-        self._server.daemon_threads = True
+        self._server = _Server(("0.0.0.0", port), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name="health", daemon=True)
 
     @property
