@@ -30,13 +30,13 @@ class Ask(NamedTuple):
 
     def prompt(self) -> dict[str, Any]:
         """As a request with the text as it is."""
-        return {"prompt": self.text, **self._fields()}
+        return {"prompt": self.text, **self._common()}
 
     def chat(self) -> dict[str, Any]:
         """As a chat."""
-        return {"messages": [{"role": "user", "content": self.text}], **self._fields()}
+        return {"messages": [{"role": "user", "content": self.text}], **self._common()}
 
-    def _fields(self) -> dict[str, Any]:
+    def _common(self) -> dict[str, Any]:
         fields = {"id": self.id, "source": SOURCE, "business_line": "search", "type": "answer"}
         return fields | {"max_tokens": self.max_tokens, "temperature": 0, "ignore_eos": True}
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from benchmarks import asks, real
 from benchmarks.figure import Goal
 from benchmarks.real import Pace
 from benchmarks.site import Site
+from contract.settings import Settings
 
 WINDOW = 12
 ONE_BY_ONE, CLOSED, CONTINUOUS = 100, 200, 1_000
@@ -36,12 +39,14 @@ def none_fixed_continuous(site: Site) -> dict[str, float]:
 
 def _feed(site: Site, count: int, **engine: int) -> Pace:
     given = asks.make(asks.TALL, site.scaled(count))
-    window = {"max_requests": WINDOW} if engine.get("closed_batches") else {}
+    classes = msgspec.to_builtins(Settings().classes)
+    if engine.get("closed_batches"):
+        classes["offline"]["window"]["max_requests"] = WINDOW
     return real.through_headrace(
         site,
         given,
         # One bucket, so that windows and batches hold all lengths in the order of publication.
         buckets={"edges": {"all": 1_000_000_000}},
-        classes={"offline": {"rank": 1, "window": window}},
+        classes=classes,
         engine=real.sections(**engine)["engine"],
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 
-from benchmarks import pipeline
+from benchmarks import batching, direct, engine, memory, pipeline
 from benchmarks.figure import Goal
 from benchmarks.site import Site
 
@@ -35,4 +35,10 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     Benchmark("pipeline.vs_bare", pipeline.vs_bare, pipeline.VS_BARE),
     Benchmark("pipeline.vs_faststream", pipeline.vs_faststream, pipeline.VS_FASTSTREAM),
     Benchmark("pipeline.vs_quix", pipeline.vs_quix, pipeline.VS_QUIX),
+    Benchmark("memory.backlog", memory.backlog, memory.BACKLOG),
+    Benchmark("engine.vs_generate", engine.vs_generate, engine.VS_GENERATE),
+    Benchmark("engine.vs_run_batch", engine.vs_run_batch, engine.VS_RUN_BATCH),
+    Benchmark("engine.vs_service", engine.vs_service, engine.VS_SERVICE),
+    Benchmark("batching.none_fixed_continuous", batching.none_fixed_continuous, batching.NONE_FIXED_CONTINUOUS),
+    Benchmark("online.p99_vs_direct", direct.p99_vs_direct, direct.P99_VS_DIRECT),
 )

@@ -131,7 +131,7 @@ def program(name: str, folder: Path, given: Mapping[str, Any], python: Path = Pa
     """``peers/<name>.py`` with one JSON object, vLLM's environment as the worker sets it; not yet started."""
     script = Path(__file__).parent / "peers" / f"{name}.py"
     folder.mkdir(parents=True, exist_ok=True)
-    argv = [python, script, json.dumps(given)]
+    argv: list[str | Path] = [python, script, json.dumps(given)]
     return Child(name, argv, folder / f"{name}.log", env=vllm_profile.environment(), cwd=folder)
 
 

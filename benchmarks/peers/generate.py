@@ -37,7 +37,8 @@ def ask(llm: LLM, file: str) -> list[Any]:
         SamplingParams(max_tokens=one["max_tokens"], temperature=one["temperature"], ignore_eos=one["ignore_eos"])
         for one in requests
     ]
-    return llm.generate([one["prompt"] for one in requests], params, use_tqdm=False)
+    outputs: list[Any] = llm.generate([one["prompt"] for one in requests], params, use_tqdm=False)
+    return outputs
 
 
 def sample(llm: LLM, running: list[tuple[float, int]], ended: threading.Event) -> None:

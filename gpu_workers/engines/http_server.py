@@ -202,8 +202,13 @@ def _arguments(engine: Engine, host: str, port: int, model: str) -> list[str]:
     }
     # One more than we ever ask at once, so that a check finds a free place.
     wanted |= vllm_profile.engine_arguments(engine) | {"max_num_seqs": engine.slots + 1} | engine.vllm
+    return command_line(wanted)
+
+
+def command_line(arguments: Mapping[str, Any]) -> list[str]:
+    """Arguments of vLLM's engine or server, by name, as words of its command lines."""
     words: list[str] = []
-    for name, value in wanted.items():
+    for name, value in arguments.items():
         flag = name.replace("_", "-")
         if isinstance(value, bool):
             words.append(f"--{flag}" if value else f"--no-{flag}")
