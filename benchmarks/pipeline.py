@@ -173,7 +173,7 @@ def _peer(
         "results": world.settings.names.results,
         "copy": copy,
     }
-    argv = [python, "-m", f"benchmarks.peers.{program}", json.dumps(given)]
+    argv = (python, "-m", f"benchmarks.peers.{program}", json.dumps(given))
     child = Child(program, argv, world.folder / f"{program}.log", cwd=ROOT)
     site.calm()
     child.start()
