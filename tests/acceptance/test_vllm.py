@@ -13,6 +13,7 @@ import pytest
 from contract.settings import Settings
 from headrace.stack.processes import wait_for
 from tests.acceptance.harness import World
+from tests.faults.engines import break_core
 
 
 @pytest.mark.vllm
@@ -21,7 +22,7 @@ def test_real_vllm_answers_survives_its_core_and_leaves_no_orphan(
     settings: Settings, model_path: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     replace = msgspec.structs.replace
-    engine = replace(settings.engine, kind="vllm", model_path=str(model_path), max_requests=32)
+    engine = replace(settings.engine, kind="vllm", model_path=str(model_path), max_requests=32, probe_timeout_s=15)
     world = World(replace(settings, engine=engine), tmp_path)
     request.addfinalizer(world.close)
     worker = world.worker().ready(timeout_s=240)
@@ -59,6 +60,14 @@ def test_real_vllm_answers_survives_its_core_and_leaves_no_orphan(
     assert world.value("SELECT count(*) FROM attempts WHERE waste = 'engine_death' AND charge_usd = 0") == 32
     world.wait_results(66)
     world.assert_sound(66)
+
+    # A core that hangs is found out, and one that is told to end gives no answers: the same becomes of what they held.
+    for number, way in enumerate((signal.SIGSTOP, signal.SIGTERM)):
+        fields = {"prompt": "count on", "max_tokens": 150, "ignore_eos": True, "deadline_ms": 600_000}
+        break_core(world, worker, way, world.requests(32, prefix=f"b{number}", **fields), after_s=0.2)
+    world.wait_results(130)
+    world.assert_sound(130)
+    assert world.query("SELECT id FROM results WHERE status <> 'ok'") == [("too-long",)]
 
     # The worker dies: its engine goes with it.
     children = psutil.Process(worker.child.pid).children(recursive=True)

@@ -23,6 +23,7 @@ from tests.faults.site import Site
 
 ROOT = Path(__file__).parents[2]
 OUTAGE_S = 20.0
+CREW = 6
 LINES = ROOT / "build" / "faults.jsonl"
 
 
@@ -37,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"no such fault: {', '.join(sorted(unknown))}")
     chosen = [fault for fault in FAULTS if (fault.name in options.names if options.names else fault.rounds)]
     folder = Path(tempfile.mkdtemp(prefix="headrace-faults-"))
-    site = Site(folder, outage_s=OUTAGE_S)
+    site = Site(folder, outage_s=OUTAGE_S, crew=CREW)
     broken = []
     try:
         site.start()

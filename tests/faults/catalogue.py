@@ -53,7 +53,7 @@ FAULTS = (
     Fault(endpoints.vllm_server, 6, test_rounds=0),  # tests/integration/test_http_server.py starts one
     Fault(membership.classic, 36, test_rounds=3, bound_s=membership.QUIET_S),
     Fault(membership.consumer, 36, test_rounds=0, bound_s=membership.QUIET_S),
-    Fault(workers.same_id, 1_000, test_rounds=200),
+    Fault(workers.same_id, 1_000, test_rounds=100),
     Fault(outages.broker_stopped, 3),
     Fault(outages.broker_killed, 20, test_rounds=0),
     Fault(outages.results_refused, 3),

@@ -33,10 +33,10 @@ def stepped(site: Site, rng: random.Random, rounds: int) -> Row:
                     file.seek(0)
                     file.write(struct.pack("d", step_s))
                     started, waiting = time.monotonic(), len(ids) + load.sent
-                    world.wait_settled(waiting)
+                    world.wait_settled(waiting, timeout_s=120)
                     recoveries.append(time.monotonic() - started)
                 ids += load.ids
-        world.wait_settled(len(ids))
+        world.wait_settled(len(ids), timeout_s=120)
         assert world.query("SELECT id, status FROM results WHERE status <> 'ok'") == []
         far = "SELECT count(*) FROM worker_time WHERE abs(at_ms / 1000.0 - extract(epoch FROM now())) > 3000"
         assert world.value(far) > 0, "the workers' clock never moved"

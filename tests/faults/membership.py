@@ -9,11 +9,9 @@ import time
 from headrace.stack.processes import wait_for
 from tests.acceptance.harness import WorkerProcess
 from tests.faults.row import Row, account
-from tests.faults.site import Load, Site, hold_for, is_quiet
+from tests.faults.site import SESSION_S, Load, Site, hold_for, is_quiet
 
-WORKERS, PARTITIONS = 6, 12
 CHANGE_EVERY_S = 5.0
-STOPPED_S = 20.0
 QUIET_S = 30.0
 MOST_TWICE = 0.05
 _WAYS = (signal.SIGTERM, signal.SIGKILL, signal.SIGSTOP)
@@ -33,19 +31,20 @@ def consumer(site: Site, rng: random.Random, rounds: int) -> Row:
 
 
 def _churn(protocol: str, site: Site, rng: random.Random, rounds: int) -> Row:
+    stopped_s = max(site.outage_s, SESSION_S + 2)
     kafka = {"group_protocol": protocol}
-    with site.world(kafka=kafka, topics={"partitions": PARTITIONS}) as world:
-        members = [world.worker() for _ in range(WORKERS)]
+    with site.world(kafka=kafka, topics={"partitions": 2 * site.crew}) as world:
+        members = [world.worker() for _ in range(site.crew)]
         for one in members:
             one.ready()
         frozen: list[tuple[float, WorkerProcess]] = []
         with Load(world, rng, slow_ms=300) as load:
             for number in range(rounds):
-                leaving = members.pop(rng.randrange(WORKERS))
+                leaving = members.pop(rng.randrange(site.crew))
                 way = _WAYS[number % len(_WAYS)]
                 leaving.child.send(way)
                 if way is signal.SIGSTOP:
-                    frozen.append((time.monotonic() + STOPPED_S, leaving))
+                    frozen.append((time.monotonic() + stopped_s, leaving))
                 members.append(world.worker())
                 hold_for(CHANGE_EVERY_S)
                 frozen = _thawed(frozen)
@@ -54,7 +53,7 @@ def _churn(protocol: str, site: Site, rng: random.Random, rounds: int) -> Row:
             quiet_s = time.monotonic() - changed_s
         while frozen := _thawed(frozen):
             hold_for(0.2)
-        world.wait_settled(len(load.ids))
+        world.wait_settled(len(load.ids), timeout_s=120)
         assert world.query("SELECT id, status FROM results WHERE status <> 'ok'") == []
         row = account(f"membership.{protocol}", world, load.ids, [quiet_s], rounds=rounds)
         twice = world.value("SELECT count(*) FROM attempts WHERE waste = 'duplicate'")

@@ -34,7 +34,7 @@ def _under_load(name: str, site: Site, rng: random.Random, rounds: int, *breakin
                 wait_for(lambda load=load: load.sent >= _WARM_REQUESTS, 30, "load")  # type: ignore[misc]
                 whole_s = breakings[number % len(breakings)](site, world, worker)
                 waiting = len(ids) + load.sent
-                worker.ready(timeout_s=60)
+                worker.ready(timeout_s=120)
                 world.wait_settled(waiting, timeout_s=120)
                 recoveries.append(time.monotonic() - whole_s)
             ids += load.ids
@@ -97,7 +97,7 @@ def result_over_limit(site: Site, rng: random.Random, rounds: int) -> Row:
             started = time.monotonic()
             world.publish(batch)
             ids += [request["id"] for request in batch]
-            world.wait_results(len(ids), timeout_s=60)
+            world.wait_results(len(ids), timeout_s=120)
             recoveries.append(time.monotonic() - started)
         assert worker.get("/readyz")[0] == 200
         assert world.value("SELECT count(*) FROM results WHERE length(output::text) > 3000") == 10 * rounds
@@ -112,10 +112,8 @@ def _while_away(world: World, worker: WorkerProcess, outage_s: float) -> None:
     """During an outage: readiness is false within a few seconds, and pulling goes on up to the mark."""
     ends = time.monotonic() + outage_s
     taken = metric(worker, 'headrace_records_total{class="online"}')
-    wait_for(lambda: '"storage"' in worker.get("/readyz")[1], 15, "not ready without Postgres")
-    wait_for(
-        lambda: metric(worker, 'headrace_records_total{class="online"}') > taken, outage_s, "work goes on without it"
-    )
+    wait_for(lambda: '"storage"' in worker.get("/readyz")[1], 30, "not ready without Postgres")
+    wait_for(lambda: metric(worker, 'headrace_records_total{class="online"}') > taken, 30, "work goes on without it")
     mark = world.settings.classes["online"].max_in_flight_requests
     while time.monotonic() < ends:
         in_flight = metric(worker, 'headrace_in_flight_requests{bucket="short",class="online"}')

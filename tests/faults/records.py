@@ -54,7 +54,7 @@ def odd(site: Site, rng: random.Random, rounds: int) -> Row:
                 world.publish([b"x" * (world.settings.topics.max_message_bytes + 1)])
             ids += [request["id"] for request in (*good, old)]
             dead += len(values)
-            world.wait_settled(len(ids) + dead)
+            world.wait_settled(len(ids) + dead, timeout_s=120)
             recoveries.append(time.monotonic() - started)
         row = account("records.odd", world, ids, recoveries)
         _assert_dead(world, dead)
@@ -96,7 +96,7 @@ def dead_refused(site: Site, rng: random.Random, rounds: int) -> Row:
             take_writes(world, world.settings.names.dead)
             started = time.monotonic()
             worker.ready()
-            world.wait_settled(len(ids) + dead)
+            world.wait_settled(len(ids) + dead, timeout_s=120)
             recoveries.append(time.monotonic() - started)
         row = account("records.dead_refused", world, ids, recoveries)
         _assert_dead(world, dead)

@@ -38,10 +38,10 @@ _numbers = itertools.count(1)
 class Site(Servers):
     """The servers are whole between faults; each world has topics and a database of its own.
 
-    ``outage_s``: how long a server that is stopped stays away.
+    ``outage_s``: how long a server that is stopped stays away; ``crew``: workers where many come and go.
     """
 
-    def __init__(self, folder: Path, *, outage_s: float) -> None:
+    def __init__(self, folder: Path, *, outage_s: float, crew: int) -> None:
         super().__init__(
             folder,
             {
@@ -53,6 +53,7 @@ class Site(Servers):
         )
         self.kafka = KafkaServer(folder / "kafka", _BROKER)
         self.outage_s = outage_s
+        self.crew = crew
 
 
 def requests(rng: random.Random, count: int, *, slow_ms: int, prefix: str, **fields: Any) -> list[dict[str, Any]]:
@@ -169,7 +170,7 @@ def model_folder() -> str:
     return str(make_tiny_model(Path(__file__).parents[2] / ".headrace" / "tiny-model"))
 
 
-def wait_answered(world: World, load: Load, timeout_s: float = 60.0) -> None:
+def wait_answered(world: World, load: Load, timeout_s: float = 120.0) -> None:
     """Returns when all that the broker has acknowledged by now is settled; what comes after is not waited for."""
     keys = {identity.request_key("test", id) for id in list(load.ids)}
     waiting = list(keys - {key for (key,) in world.query("SELECT key::text FROM settled")})

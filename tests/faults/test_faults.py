@@ -15,12 +15,13 @@ from tests.faults.site import Site
 
 SEED = 7
 OUTAGE_S = 6.0
+CREW = 3
 
 
 @pytest.fixture(scope="module")
 def site() -> Iterator[Site]:
     folder = Path(tempfile.mkdtemp(prefix="headrace-faults-"))
-    one = Site(folder, outage_s=OUTAGE_S)
+    one = Site(folder, outage_s=OUTAGE_S, crew=CREW)
     one.start()
     yield one
     one.stop()

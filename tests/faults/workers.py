@@ -32,7 +32,7 @@ def killed(site: Site, rng: random.Random, rounds: int) -> Row:
                 wait_answered(world, load)
                 recoveries.append(time.monotonic() - started)
                 workers[victim] = world.worker().ready()
-        world.wait_settled(len(load.ids))
+        world.wait_settled(len(load.ids), timeout_s=120)
         assert world.query("SELECT id, status FROM results WHERE status <> 'ok'") == []
         return account("workers.killed", world, load.ids, recoveries)
 
@@ -45,14 +45,14 @@ def zombie(site: Site, rng: random.Random, rounds: int) -> Row:
         for number in range(rounds):
             frozen = world.worker().ready()
             other.ready()
-            wait_for(lambda: is_quiet(world, 2), 30, "each has its share")
+            wait_for(lambda: is_quiet(world, 2), 60, "each has its share")
             batch = requests(rng, _ROUND_REQUESTS, slow_ms=2_000, prefix=f"z{number}", deadline_ms=600_000)
             world.publish(batch)
             ids += [request["id"] for request in batch]
             hold_for(rng.uniform(0.5, 1.5))
             frozen.child.send(signal.SIGSTOP)
             started = time.monotonic()
-            world.wait_settled(len(ids), timeout_s=60)
+            world.wait_settled(len(ids), timeout_s=120)
             recoveries.append(time.monotonic() - started)
             wait_for(functools.partial(world.value, _BURIED, frozen.name), 60, "it is declared dead")
             frozen.child.send(signal.SIGCONT)
@@ -70,11 +70,11 @@ def same_id(site: Site, rng: random.Random, rounds: int) -> Row:
     with site.world() as world:
         for one in (world.worker(), world.worker()):
             one.ready()
-        wait_for(lambda: is_quiet(world, 2), 30, "each has its share")
+        wait_for(lambda: is_quiet(world, 2), 60, "each has its share")
         batch = requests(rng, rounds, slow_ms=200, prefix="same")
         for partition in range(PARTITIONS):
             world.publish(batch, partition=partition)
-        world.wait_settled(rounds)
+        world.wait_settled(rounds, timeout_s=120)
         row = account("workers.same_id", world, [request["id"] for request in batch], [], rounds=rounds)
         assert world.value("SELECT count(*) FROM attempts WHERE waste = 'duplicate'") > 0, "no two ever raced"
         return row
