@@ -2,7 +2,7 @@
 
 ``simulated_plan`` says what is answered (and lists the fault words), ``simulated_gpu`` when. With all
 rates at 0 no time passes: a batch of jobs ends in one call on the clock's next turn, at a few
-microseconds a job.
+microseconds a job. With ``engine.closed_batches`` it gives all answers back when the last one is complete.
 """
 
 from __future__ import annotations
@@ -63,6 +63,8 @@ class SimulatedEngine:
         self._left: dict[int, set[int]] = {}
         """Per job in the GPU, which of its choices still run."""
         self._due: list[Job] = []
+        self._batch: list[Job] = []
+        """Complete, but of a closed batch that is not: such an engine gives back a batch as a whole."""
         self._stepping = False
         self._step_ends_s = 0.0
         self._deaf = False
@@ -225,13 +227,15 @@ class SimulatedEngine:
                 left = self._left[job_id]
                 left.discard(index)
                 if not left:
-                    del self._left[job_id]
                     ended.append(self._jobs[job_id])
             duration_s = self._gpu.begin_step()
             self._stepping = duration_s is not None
             self._step_ends_s += duration_s or 0.0
         if self._stepping:
             self._later(self._step_ends_s - now_s, self._end_steps)
+        if self._settings.closed_batches:
+            self._batch += ended
+            ended, self._batch = ([], self._batch) if self._stepping else (self._batch, [])
         self._deliver(self._complete(ended))
 
     def _complete(self, jobs: Iterable[Job]) -> list[Completion]:
@@ -249,6 +253,7 @@ class SimulatedEngine:
         completions = []
         for job in jobs:
             if self._jobs.pop(job.job_id, None) is not None:
+                self._left.pop(job.job_id, None)
                 answers, usage = _plan_of(job).answer()
                 completions.append(Completion(job.job_id, usage, answers))
         return completions

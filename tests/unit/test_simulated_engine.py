@@ -106,6 +106,19 @@ async def test_batching_slows_each_but_serves_many_together() -> None:
     assert [len(call) for call in bench.calls] == [10]
 
 
+async def test_closed_batch_ends_as_a_whole_and_a_job_cut_meanwhile_keeps_its_tokens() -> None:
+    bench = await Bench(**_TIMED, closed_batches=True).start()
+    bench.submit(_FORTY_BYTES, "y" * 40, max_tokens=5)
+    bench.submit("z" * 40, first_id=3)
+    bench.clock.advance(0.2)
+    assert not bench.calls
+    bench.engine.cancel([1])
+    bench.clock.advance(0.5)
+    assert [[one.job_id for one in call] for call in bench.calls] == [[1], [2, 3]]
+    assert [bench.heard[number].usage.output_tokens for number in (1, 2, 3)] == [5, 5, 20]
+    assert bench.heard[1].cancelled
+
+
 async def test_clock_that_jumps_far_ahead_loses_no_step() -> None:
     bench = await Bench(**_TIMED).start()
     bench.submit(_FORTY_BYTES, max_tokens=500)
