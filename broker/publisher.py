@@ -46,6 +46,9 @@ class Publisher:
 
     Any thread may call any method; tokens come back to whoever polls. ``linger_ms`` is how long records
     are gathered (a pass-through wins); 0 suits an owner that publishes in bursts and then waits.
+
+    A broker refuses a batch whole that exceeds its topic's limit. Its records are sent again one by one, so
+    that only those fail as too large that are.
     """
 
     def __init__(self, settings: Settings, *, linger_ms: float = 0) -> None:
@@ -58,6 +61,8 @@ class Publisher:
         self._acknowledged: collections.deque[Any] = collections.deque()
         self._failed: collections.deque[Failure] = collections.deque()
         self._producer: Any = None
+        self._single: Any = None
+        """Sends each record in a batch of its own; made when it is first needed."""
 
     def start(self) -> None:
         """Makes the producer; waits for nothing. Raises ``SettingsError``. Twice is harmless."""
@@ -86,7 +91,7 @@ class Publisher:
                 Failure(token, FailureKind.TOO_LARGE, "MSG_SIZE_TOO_LARGE", f"larger than {limit_bytes} bytes")
             )
             return
-        done = functools.partial(self._delivered, token)
+        done = functools.partial(self._delivered, token, headers)
         target = -1 if partition is None else partition
         deadline = 0.0
         while True:
@@ -109,6 +114,8 @@ class Publisher:
         if self._acknowledged or self._failed:
             wait_s = 0.0
         self._producer.poll(wait_s)
+        if self._single is not None:
+            self._single.poll(0)
         return _drain(self._acknowledged), _drain(self._failed)
 
     def flush(self, deadline_s: float) -> int:
@@ -116,7 +123,9 @@ class Publisher:
 
         The tokens come from the next ``poll``.
         """
-        return int(self._producer.flush(deadline_s))
+        ends = time.monotonic() + deadline_s
+        left = int(self._producer.flush(deadline_s))
+        return left if self._single is None else left + int(self._single.flush(max(0.0, ends - time.monotonic())))
 
     def partitions(self, timeout_s: float) -> dict[str, int]:
         """All topics and their numbers of partitions. Creates none. Raises ``ck.KafkaException``."""
@@ -129,11 +138,32 @@ class Publisher:
             return 0
         left = self.flush(deadline_s)
         if left:
-            self._producer.purge()
-            self._producer.poll(0)
+            for producer in filter(None, (self._producer, self._single)):
+                producer.purge()
+                producer.poll(0)
         return left
 
-    def _delivered(self, token: Any, error: Any, _message: object) -> None:
+    def _delivered(self, token: Any, headers: Headers, error: Any, message: Any) -> None:
+        if error is None:
+            self._acknowledged.append(token)
+        elif error.code() in _TOO_LARGE:
+            self._send_single(token, headers, message)
+        else:
+            self._failed.append(failure(token, error))
+
+    def _send_single(self, token: Any, headers: Headers, message: Any) -> None:
+        if self._single is None:
+            properties = config.producer_config(self._settings, **{"linger.ms": 0}) | {"batch.num.messages": 1}
+            self._single = config.connect(ck.Producer, properties)
+        done = functools.partial(self._delivered_single, token)
+        try:
+            self._single.produce(
+                message.topic(), message.value(), message.key(), message.partition(), done, headers=headers
+            )
+        except BufferError as error:
+            self._failed.append(Failure(token, FailureKind.RETRIABLE, "_QUEUE_FULL", str(error)))
+
+    def _delivered_single(self, token: Any, error: Any, _message: object) -> None:
         if error is None:
             self._acknowledged.append(token)
         else:
