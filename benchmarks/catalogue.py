@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 
-from benchmarks import batching, direct, engine, memory, pipeline
+from benchmarks import affinity, batching, direct, engine, memory, pipeline, scheduling
 from benchmarks.figure import Goal
 from benchmarks.site import Site
 
@@ -40,5 +40,9 @@ BENCHMARKS: tuple[Benchmark, ...] = (
     Benchmark("engine.vs_run_batch", engine.vs_run_batch, engine.VS_RUN_BATCH),
     Benchmark("engine.vs_service", engine.vs_service, engine.VS_SERVICE),
     Benchmark("batching.none_fixed_continuous", batching.none_fixed_continuous, batching.NONE_FIXED_CONTINUOUS),
+    Benchmark("online.p99_beside_offline", scheduling.p99_beside_offline, scheduling.BESIDE_OFFLINE),
     Benchmark("online.p99_vs_direct", direct.p99_vs_direct, direct.P99_VS_DIRECT),
+    Benchmark("buckets.short_p99_continuous", scheduling.short_p99_continuous, scheduling.CONTINUOUS),
+    Benchmark("buckets.short_p99_closed", scheduling.short_p99_closed, scheduling.CLOSED),
+    Benchmark("prefix.affinity", affinity.affinity, affinity.AFFINITY),
 )
