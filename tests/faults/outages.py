@@ -15,7 +15,7 @@ import psycopg
 from headrace.stack.processes import wait_for
 from tests.acceptance.harness import WorkerProcess, World
 from tests.faults.row import Row, account
-from tests.faults.site import SESSION_S, Load, Site, hold_for, metric, refuse_writes, requests, set_topic, take_writes
+from tests.faults.site import Load, Site, hold_for, metric, refuse_writes, requests, set_topic, take_writes
 
 _WARM_REQUESTS = 100
 _KILL_EVERY_S = 2.0
@@ -76,7 +76,7 @@ def results_refused(site: Site, rng: random.Random, rounds: int) -> Row:
         topic = world.settings.names.results
         refuse_writes(world, topic)
         wait_for(lambda: '"publish"' in worker.get("/readyz")[1], 30, "not ready while results are refused")
-        hold_for(SESSION_S)
+        hold_for(site.outage_s)
         assert '"publish"' in worker.get("/readyz")[1], "ready although results are refused still"
         take_writes(world, topic)
         return time.monotonic()

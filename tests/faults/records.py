@@ -20,7 +20,6 @@ from tests.faults.site import Site, hold_for, refuse_writes, requests, set_topic
 
 _RECORD_OVERHEAD_BYTES = 100
 _GOOD = 50
-_REFUSED_FOR_S = 5.0
 _NO_TIMESTAMP, _EPOCH_MS = -1, 0
 _ODD_HEADERS = (("", b""), ("hr-key", None), ("hr-deadline", b"\xff"), ("hr-tokens", b"-1"), ("x", b"1" * 99))
 
@@ -90,7 +89,7 @@ def dead_refused(site: Site, rng: random.Random, rounds: int) -> Row:
             ids += [request["id"] for request in good]
             dead += len(_odd(world, rng))
             wait_for(lambda: '"publish"' in worker.get("/readyz")[1], 30, "not ready while dead letters are refused")
-            hold_for(_REFUSED_FOR_S)
+            hold_for(site.outage_s)
             assert '"publish"' in worker.get("/readyz")[1], "ready although dead letters are refused still"
             assert world.lag() > 0, "an offset has passed a record without its dead letter"
             take_writes(world, world.settings.names.dead)

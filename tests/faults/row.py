@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import signal
 import statistics
 from collections.abc import Collection, Sequence
 
@@ -15,6 +16,7 @@ from headrace.stack.processes import wait_for
 from tests.acceptance.harness import World
 
 _SETTLE_S = 60.0
+_END_S = 60.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -53,9 +55,11 @@ def account(
     with contextlib.suppress(TimeoutError):  # counted below
         wait_for(lambda: world.lag() == 0, _SETTLE_S, "all committed")
     stuck = world.lag()
-    for one in world.workers:
-        if one.child.running:
-            assert one.terminate() in (EXIT_OK, EXIT_FENCED), one.child.tail()
+    running = [one for one in world.workers if one.child.running]
+    for one in running:
+        one.child.send(signal.SIGTERM)
+    for one in running:
+        assert one.child.wait(_END_S) in (EXIT_OK, EXIT_FENCED), one.child.tail()
     stored = collections.Counter(id for (id,) in world.query("SELECT id FROM results"))
     outputs: dict[tuple[str | None, int], set[bytes]] = {}
     for result in world.results():

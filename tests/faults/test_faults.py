@@ -14,7 +14,7 @@ from tests.faults.catalogue import FAULTS, Fault
 from tests.faults.site import Site
 
 SEED = 7
-OUTAGE_S = 6.0
+OUTAGE_S = 3.0
 CREW = 3
 
 

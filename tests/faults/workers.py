@@ -25,13 +25,12 @@ def killed(site: Site, rng: random.Random, rounds: int) -> Row:
         recoveries = []
         with Load(world, rng, slow_ms=300, deadline_ms=30_000) as load:
             for _ in range(rounds):
+                workers = [one if one.child.running else world.worker().ready() for one in workers]
                 hold_for(rng.uniform(0.5, 3.0))  # at first the group is still making room for the one that joined
-                victim = rng.randrange(len(workers))
-                workers[victim].child.kill()
+                rng.choice(workers).child.kill()
                 started = time.monotonic()
                 wait_answered(world, load)
                 recoveries.append(time.monotonic() - started)
-                workers[victim] = world.worker().ready()
         world.wait_settled(len(load.ids), timeout_s=120)
         assert world.query("SELECT id, status FROM results WHERE status <> 'ok'") == []
         return account("workers.killed", world, load.ids, recoveries)
