@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from xml.sax.saxutils import escape
 
 WIDTH, HEIGHT = 760, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 50, 20, 60, 40
@@ -20,7 +21,7 @@ def lines(title: str, unit: str, series: Mapping[str, Points], *, top: float) ->
     def at(x: float, y: float) -> str:
         return f"{_LEFT + x / right * width:.1f},{_TOP + (1 - min(y, top) / top) * height:.1f}"
 
-    parts = [f'<text x="{_LEFT}" y="22" font-size="15">{title}</text>']
+    parts = [f'<text x="{_LEFT}" y="22" font-size="15">{escape(title)}</text>']
     for tick in range(_TICKS + 1):
         share = tick / _TICKS
         y, x = _TOP + (1 - share) * height, _LEFT + share * width
@@ -30,7 +31,7 @@ def lines(title: str, unit: str, series: Mapping[str, Points], *, top: float) ->
     parts.append(f'<text x="{WIDTH - _RIGHT}" y="{HEIGHT - 4}" text-anchor="end">{unit}</text>')
     for place, (name, points) in enumerate(series.items()):
         colour = _COLOURS[place % len(_COLOURS)]
-        parts.append(f'<text x="{_LEFT + 130 * place}" y="44" fill="{colour}">{name}</text>')
+        parts.append(f'<text x="{_LEFT + 130 * place}" y="44" fill="{colour}">{escape(name)}</text>')
         path = " ".join(at(x, y) for x, y in points)
         parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.6"/>')
     body = "\n".join(parts)
