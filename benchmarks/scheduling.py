@@ -62,7 +62,6 @@ def _bucket_goals(mode: str, targets: Mapping[str, str]) -> tuple[Goal, ...]:
                 "×",
                 targets[load],
             ),
-            Goal(f"buckets.short_p50_{mode}_{load}", f"short requests' P50, {at}: bucket topics ÷ one queue", "×"),
             Goal(f"buckets.long_p50_{mode}_{load}", f"the price: very long requests' P50, {at}", "×"),
             Goal(f"buckets.one_queue_short_p99_{mode}_{load}_ms", f"short requests' P99, {at}, one queue", "ms"),
         ]
@@ -142,7 +141,6 @@ def _compared(plain: World, bucketed: World, plan: Sequence[Arrival], suffix: st
     plain_ms, bucketed_ms = _latencies_ms(plain, short), _latencies_ms(bucketed, short)
     return {
         f"buckets.short_p99_{suffix}": p99(bucketed_ms) / p99(plain_ms),
-        f"buckets.short_p50_{suffix}": statistics.median(bucketed_ms) / statistics.median(plain_ms),
         f"buckets.long_p50_{suffix}": statistics.median(_latencies_ms(bucketed, long))
         / statistics.median(_latencies_ms(plain, long)),
         f"buckets.one_queue_short_p99_{suffix}_ms": p99(plain_ms),
