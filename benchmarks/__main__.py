@@ -44,7 +44,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ[f"{ENV_PREFIX}CONFIG"] = os.devnull
     # Figures of a quick try must not pass for figures.
     lines = options.build / ("bench.jsonl" if options.scale == 1 else "bench-tried.jsonl")
-    failed = _measure(chosen, options.runs, options.scale, lines)
+    folder = Path(tempfile.mkdtemp(prefix="headrace-bench-"))
+    site = Site(folder, scale=options.scale)
+    try:
+        failed = measure(site, chosen, options.runs, lines)
+        _show(site, lines, to_results=options.scale == 1)
+    finally:
+        site.stop()
+        shutil.rmtree(folder, ignore_errors=True)
     if failed:
         print(f"not measured: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
@@ -62,27 +69,19 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _measure(chosen: Sequence[Benchmark], runs: int, scale: float, lines: Path) -> list[str]:
-    """Names of the benchmarks that could not be measured."""
+def measure(site: Site, chosen: Sequence[Benchmark], runs: int, lines: Path) -> list[str]:
+    """Measures ``chosen`` and keeps their figures in ``lines``; names of those that could not be measured."""
     failed = []
-    folder = Path(tempfile.mkdtemp(prefix="headrace-bench-"))
-    site = Site(folder, scale=scale)
-    try:
-        for benchmark in chosen:
-            try:
-                site.start()
-                figures = _figures(site, benchmark, runs)
-            except Exception:  # noqa: BLE001 - the other benchmarks are still worth their run
-                traceback.print_exc()
-                failed.append(benchmark.name)
-                continue
-            for figure in figures:
-                print(json.dumps(figure.line(), ensure_ascii=False), flush=True)
-            results.keep(lines, *(figure.line() for figure in figures))
-        _show(site, lines, to_results=scale == 1)
-    finally:
-        site.stop()
-        shutil.rmtree(folder, ignore_errors=True)
+    for benchmark in chosen:
+        try:
+            figures = _figures(site, benchmark, runs)
+        except Exception:  # noqa: BLE001 - the other benchmarks are still worth their run
+            traceback.print_exc()
+            failed.append(benchmark.name)
+            continue
+        for figure in figures:
+            print(json.dumps(figure.line(), ensure_ascii=False), flush=True)
+        results.keep(lines, *(figure.line() for figure in figures))
     return failed
 
 

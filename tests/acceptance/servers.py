@@ -65,7 +65,8 @@ class Servers:
 
     @contextlib.contextmanager
     def world(self, **sections: Mapping[str, Any]) -> Iterator[World]:
-        """Topics made and tables migrated; ``sections`` overlay the settings."""
+        """Topics made and tables migrated; ``sections`` overlay the settings. Starts servers that do not run."""
+        self.start()
         url = self.database()
         migrations.upgrade(url)
         settings = self._settings(url, sections)
