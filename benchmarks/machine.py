@@ -21,7 +21,7 @@ def describe(postgres_version: str) -> str:
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     broker = next(libs_folder().glob("kafka_2.13-*.jar")).stem.rpartition("-")[2]
     return (
-        f"{os.cpu_count()} cores ({_processor()}), {memory_gib:.0f} GiB, {platform.system()} {platform.release()}; "
+        f"{os.cpu_count()} cores ({_processor()}), {memory_gib:.0f} GiB, {platform.system()} {_kernel()}; "
         f"broker, database, publisher and consumer share them.\n"
         f"Python {platform.python_version()}, Kafka {broker}, PostgreSQL {postgres_version}, "
         f"{_listed({name: _installed(name) for name in (*_OURS, *_ENGINES)})}; "
@@ -32,6 +32,11 @@ def describe(postgres_version: str) -> str:
 def _processor() -> str:
     found = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     return found[1] if found else platform.machine()
+
+
+def _kernel() -> str:
+    """Of ``6.1.0-18-amd64`` the part that says something elsewhere."""
+    return ".".join(platform.release().split(".")[:2])
 
 
 def _installed(name: str) -> str:

@@ -26,7 +26,7 @@ def keep(file: Path, *news: Mapping[str, Any]) -> None:
     names = {new["name"] for new in news}
     with _locked(file):
         kept = [old for old in lines(file) if old["name"] not in names]
-        file.write_text("".join(json.dumps(each) + "\n" for each in [*kept, *news]))
+        file.write_text("".join(json.dumps(each, ensure_ascii=False) + "\n" for each in [*kept, *news]))
 
 
 def put_between_markers(name: str, heading: str, text: str, file: Path = RESULTS) -> None:
