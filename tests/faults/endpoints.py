@@ -62,7 +62,11 @@ def _endpoint(name: str, ways: Sequence[signal.Signals], site: Site, rng: random
             _break(endpoint, ways[number % len(ways)], worker, rng)
             world.wait_settled(len(ids), timeout_s=120)
             recoveries.append(time.monotonic() - started)
-            assert metric(worker, "headrace_engine_deaths_total") > deaths
+            wait_for(
+                lambda deaths=deaths: metric(worker, "headrace_engine_deaths_total") > deaths,  # type: ignore[misc]
+                30,
+                "the death is noticed",
+            )
             worker.ready()
         assert world.query("SELECT id, status FROM results WHERE status <> 'ok'") == []
         return account(name, world, ids, recoveries)
@@ -76,7 +80,7 @@ def _break(endpoint: Endpoint, way: signal.Signals, worker: WorkerProcess, rng: 
             endpoint.child.send(signal.SIGCONT)
             return
         endpoint.child.kill()
-    endpoint.child.wait(10)
+    endpoint.child.wait(30)
     endpoint.start()
 
 
@@ -136,7 +140,7 @@ def _core(pids: set[int]) -> int:
 
 
 def _wait_for_work(worker: WorkerProcess) -> None:
-    wait_for(lambda: metric(worker, 'headrace_engine_requests{class="online"}') > 0, 30, "the engine has work")
+    wait_for(lambda: metric(worker, 'headrace_engine_requests{class="online"}') > 0, 60, "the engine has work")
 
 
 def _at(url: str) -> dict[str, Any]:

@@ -102,14 +102,14 @@ def break_core(
     settled, deaths = world.settled(), metric(worker, "headrace_engine_deaths_total")
     (core, *others) = [event for event in worker.log_events() if event["event"] == "engine.up"][-1]["pids"]
     world.publish(batch)
-    wait_for(lambda: metric(worker, 'headrace_engine_requests{class="online"}') > 0, 30, "the engine has work")
+    wait_for(lambda: metric(worker, 'headrace_engine_requests{class="online"}') > 0, 60, "the engine has work")
     hold_for(after_s)
     os.kill(core, way)
     started = time.monotonic()
     world.wait_settled(settled + len(batch), timeout_s=_LOAD_S)
     took_s = time.monotonic() - started
-    assert metric(worker, "headrace_engine_deaths_total") == deaths + 1
-    wait_for(lambda: not any(map(alive, [core, *others])), 10, "nothing of the old core is left")
+    wait_for(lambda: metric(worker, "headrace_engine_deaths_total") == deaths + 1, 30, "one death")
+    wait_for(lambda: not any(map(alive, [core, *others])), 30, "nothing of the old core is left")
     return took_s
 
 
@@ -123,12 +123,12 @@ def vllm_worker_killed(site: Site, rng: random.Random, rounds: int) -> Row:
             world.publish(batch)
             ids += [request["id"] for request in batch]
             one = worker
-            wait_for(lambda one=one: metric(one, 'headrace_engine_requests{class="online"}') > 0, 30, "it has work")  # type: ignore[misc]
+            wait_for(lambda one=one: metric(one, 'headrace_engine_requests{class="online"}') > 0, 60, "it has work")  # type: ignore[misc]
             hold_for(rng.uniform(0.0, 0.5))
             assert carriers(f"{MARKER}={worker.name}:"), "a worker without a process of its engine"
             worker.child.kill()
             started = time.monotonic()
-            wait_for(lambda one=one: not carriers(f"{MARKER}={one.name}:"), 10, "no orphan")  # type: ignore[misc]
+            wait_for(lambda one=one: not carriers(f"{MARKER}={one.name}:"), 30, "no orphan")  # type: ignore[misc]
             worker = world.worker()
             world.wait_settled(len(ids), timeout_s=_LOAD_S)
             recoveries.append(time.monotonic() - started)
