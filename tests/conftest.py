@@ -28,6 +28,8 @@ from headrace.stack.postgres import PostgresServer
 hypothesis.settings.register_profile(
     "headrace", deadline=None, print_blob=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
+# A night's worth: pytest --hypothesis-profile=long, and --hypothesis-seed=N to see the same again.
+hypothesis.settings.register_profile("long", hypothesis.settings.get_profile("headrace"), max_examples=3_000)
 hypothesis.settings.load_profile("headrace")
 
 _TEMPLATE = "template_headrace"

@@ -115,8 +115,7 @@ class Life:
                         self._end_job(_failed(job, doubt))
                         return
                 else:
-                    text = f"the endpoint failed: {http_output.explain(reply.status, reply.body)}"
-                    doubt = TransientError(text, code="engine_error")
+                    doubt = http_output.failure(reply.status, reply.body, payload)
             if await self._lives():
                 self._end_job(_failed(job, doubt))
             return

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from contract.errors import InvalidRequest
+from contract.errors import HeadraceError, InvalidRequest, TransientError
 from contract.money import Usage
 from gpu_workers.engine import Completion, Prepared
 from gpu_workers.engines import choices, rules
@@ -17,6 +17,9 @@ from gpu_workers.engines.http_params import Payload
 _CUT_OFF = ("abort", "error")
 """vLLM's words for a choice that its own trouble ended."""
 _MESSAGE_CHARACTERS = 500
+_GRAMMAR_WORDS = ("grammar", "schema", "regex")
+_VLLM_FAILED = ("Internal server error", "InternalServerError")
+"""Message and type of vLLM's 500 for an answer that its core ended with "error", and for nothing else."""
 
 
 def completion(job_id: int, prepared: Prepared, data: bytes) -> Completion:
@@ -30,7 +33,16 @@ def completion(job_id: int, prepared: Prepared, data: bytes) -> Completion:
     if [one.get("index") for one in given] != list(range(count)):
         raise ValueError(f"the answer has not the {count} choices that were asked for")
     answers = [_choice(one, prepared.payload) for one in given]
-    return Completion(job_id, _usage(answer.get("usage"), prepared, answers), answers)
+    usage = _usage(answer.get("usage"), prepared, answers)
+    if prepared.payload.schema and any(map(_is_nothing, given, answers)):
+        return Completion(job_id, usage, error=rules.no_answer_follows())
+    return Completion(job_id, usage, answers)
+
+
+def _is_nothing(given: dict[str, Any], made: dict[str, Any]) -> bool:
+    """Whether a choice of vLLM's (who else tells a ``stop_reason``) ended by itself before it began."""
+    text = made["text"] if "text" in made else made["message"]["content"]
+    return given["finish_reason"] == "stop" and given.get("stop_reason", "") is None and not text
 
 
 def _choice(given: dict[str, Any], payload: Payload) -> dict[str, Any]:
@@ -72,8 +84,28 @@ def refusal(status: int, data: bytes, payload: Payload) -> InvalidRequest:
     message, code, param = _error(data)
     if code == rules.CONTEXT_LENGTH or param in ("input_tokens", "input_text"):  # OpenAI's word, vLLM's words
         code, param = rules.CONTEXT_LENGTH, payload.field
+    if param is None and payload.schema and any(word in message.lower() for word in _GRAMMAR_WORDS):
+        param = "response_format"  # vLLM names no parameter for what is wrong with a schema
     text = f"the endpoint refuses it ({status}): {message}"
     return InvalidRequest(text, code=code or "invalid_request", param=param)
+
+
+def failure(status: int, data: bytes, payload: Payload) -> HeadraceError:
+    """What a 5xx of an endpoint that lives means for the request."""
+    if status == 500 and payload.schema and _is_vllms(data):
+        text = (
+            "the endpoint could not follow the JSON schema (500): it passed the check in front and failed in the core"
+        )
+        return InvalidRequest(text, param="response_format")
+    return TransientError(f"the endpoint failed: {explain(status, data)}", code="engine_error")
+
+
+def _is_vllms(data: bytes) -> bool:
+    try:
+        error = orjson.loads(data)["error"]
+        return (error["message"], error["type"]) == _VLLM_FAILED
+    except (ValueError, KeyError, TypeError):
+        return False
 
 
 def explain(status: int, data: bytes) -> str:
@@ -95,7 +127,7 @@ def _error(data: bytes) -> tuple[str, str | None, str | None]:
     return (
         str(message)[:_MESSAGE_CHARACTERS],
         code if isinstance(code, str) and code else None,
-        param if isinstance(param, str) and param else None,
+        (param.removeprefix("body.") or None) if isinstance(param, str) else None,
     )
 
 

@@ -40,6 +40,8 @@ class Payload:
     """A JSON object, not empty, so that a field can be put at its end."""
     field: str
     """The request's field that carries the prompt."""
+    schema: bool = False
+    """The answer must follow a JSON schema."""
 
     @property
     def chat(self) -> bool:
@@ -92,7 +94,8 @@ class Preparer:
         limit, least = rules.output_limits(request, known, self.max_model_len, self._pool.default_max_tokens)
         tokens = min(tokens, self.max_model_len - 1)
         body = {"model": self._name_there, **prompt, "max_tokens": limit, **self._sampling(request, path, least)}
-        payload = Payload(path, orjson.dumps(body), field)
+        schema = isinstance(rules.response_schema(request), dict)
+        payload = Payload(path, orjson.dumps(body), field, schema)
         return Prepared(request, tokens, min(limit, self.max_model_len - tokens), payload)
 
     def _measure(self, prompt: dict[str, Any]) -> tuple[int, bool]:

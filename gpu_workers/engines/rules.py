@@ -9,11 +9,67 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import orjson
+
 from contract.errors import InvalidRequest
 from contract.messages import Request
 
 UNSUPPORTED = "unsupported_parameter"
 CONTEXT_LENGTH = "context_length_exceeded"
+
+_NOT_SERVED: dict[str, tuple[Any, ...]] = {
+    "add_generation_prompt": (None, True),
+    "add_special_tokens": (None,),
+    "allowed_token_ids": (None,),
+    "audio": (None,),
+    "bad_words": (None, []),
+    "best_of": (None, 1),
+    "cache_salt": (None,),
+    "chat_template": (None,),
+    "chat_template_kwargs": (None, {}),
+    "continue_final_message": (None, False),
+    "documents": (None, []),
+    "early_stopping": (None, False),
+    "echo": (None, False),
+    "function_call": (None, "none"),
+    "functions": (None, []),
+    "guided_choice": (None,),
+    "guided_grammar": (None,),
+    "guided_json": (None,),
+    "guided_regex": (None,),
+    "include_stop_str_in_output": (None, False),
+    "length_penalty": (None, 1, 1.0),
+    "logits_processors": (None, []),
+    "lora_request": (None,),
+    "max_completion_tokens": (None,),
+    "modalities": (None, ["text"]),
+    "priority": (None, 0),
+    "prompt_logprobs": (None,),
+    "request_id": (None,),
+    "skip_special_tokens": (None, True),
+    "spaces_between_special_tokens": (None, True),
+    "stop_token_ids": (None, []),
+    "stream": (None, False),
+    "structural_tag": (None,),
+    "structured_outputs": (None,),
+    "suffix": (None, ""),
+    "truncate_prompt_tokens": (None,),
+    "use_beam_search": (None, False),
+}
+"""Parameters of OpenAI's and vLLM's servers that would change the answer and that we do not pass on, with the values
+that ask for nothing. Leaving one out in silence would answer another question than was asked."""
+_INSTEAD = {
+    "max_completion_tokens": "max_tokens",
+    "request_id": "id",
+    "priority": "a topic of another class",
+    "lora_request": "model, or a pool of its own for the adapter",
+    "functions": "messages that describe them",
+} | dict.fromkeys(("structured_outputs", "guided_json"), "response_format with a JSON schema")
+
+SCHEMA_BYTES = 65_536
+"""Largest JSON schema. What it takes to compile one grows with its size, and compilers take turns."""
+SCHEMA_ITEMS = 10_000
+"""Largest ``minItems`` or ``maxItems``: a compiler writes each out, for seconds from 100,000 on."""
 
 
 def check(request: Request, model: str) -> None:
@@ -21,6 +77,8 @@ def check(request: Request, model: str) -> None:
     if request.model is not None and request.model != model:
         text = f"this pool serves {model!r}, not {request.model!r}; leave model out or publish to its pool"
         raise InvalidRequest(text, code="model_not_found", param="model")
+    if request.extra:
+        _check_extra(request.extra)
     if request.tools and request.tool_choice != "none":
         text = 'tools are not supported by this engine; leave tools out or set tool_choice to "none"'
         raise InvalidRequest(text, code=UNSUPPORTED, param="tools")
@@ -31,6 +89,14 @@ def check(request: Request, model: str) -> None:
     if request.max_tokens is not None and request.min_tokens > request.max_tokens:
         text = f"min_tokens must be at most max_tokens = {request.max_tokens}, got {request.min_tokens}"
         raise InvalidRequest(text, param="min_tokens")
+
+
+def _check_extra(extra: dict[str, Any]) -> None:
+    for name in sorted(_NOT_SERVED.keys() & extra.keys()):
+        value = extra[name]
+        if not any(type(value) is type(neutral) and value == neutral for neutral in _NOT_SERVED[name]):
+            instead = f"; use {_INSTEAD[name]}" if name in _INSTEAD else ""
+            raise InvalidRequest(f"{name} is not supported{instead or ': leave it out'}", code=UNSUPPORTED, param=name)
 
 
 def is_chat(request: Request) -> bool:
@@ -94,9 +160,38 @@ def response_schema(request: Request) -> dict[str, Any] | str | None:
         if not isinstance(schema, dict):
             text = "json_schema needs the schema as an object under json_schema.schema"
             raise InvalidRequest(text, param="response_format.json_schema")
+        _check_size(schema)
         return schema
     text = f"type must be text, json_object or json_schema, got {kind!r}"
     raise InvalidRequest(text, code=UNSUPPORTED, param="response_format")
+
+
+def no_answer_follows() -> InvalidRequest:
+    """For a schema that refers to itself without end, say: an engine that keeps to it must end before it begins."""
+    return InvalidRequest("no answer can follow the JSON schema", param="response_format")
+
+
+def _check_size(schema: dict[str, Any]) -> None:
+    """What no compiler should be asked for, judged without one."""
+    param = "response_format"
+    try:
+        size = len(orjson.dumps(schema))
+    except TypeError as error:  # nested too deep
+        raise InvalidRequest(f"the schema cannot be written as JSON: {error}", param=param) from error
+    if size > SCHEMA_BYTES:
+        raise InvalidRequest(f"a schema may have {SCHEMA_BYTES} bytes, this one has {size}", param=param)
+    left: list[Any] = [schema]
+    while left:
+        node = left.pop()
+        if isinstance(node, dict):
+            for name in ("minItems", "maxItems"):
+                if isinstance(count := node.get(name), (int, float)) and count > SCHEMA_ITEMS:
+                    raise InvalidRequest(f"{name} may be at most {SCHEMA_ITEMS}, got {count!r}", param=param)
+            left += node.values()
+        elif isinstance(node, list):
+            left += node
+        elif isinstance(node, str) and "\0" in node:
+            raise InvalidRequest("a schema may not hold U+0000: no answer could follow it", param=param)
 
 
 def output_limits(request: Request, prompt_tokens: int, max_model_len: int, default_max_tokens: int) -> tuple[int, int]:

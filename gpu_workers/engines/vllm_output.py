@@ -8,7 +8,7 @@ from typing import Any
 from contract.errors import HeadraceError, InvalidRequest, TransientError
 from contract.money import Usage
 from gpu_workers.engine import Completion
-from gpu_workers.engines import choices
+from gpu_workers.engines import choices, rules
 from gpu_workers.engines.vllm_params import Payload
 
 
@@ -18,7 +18,9 @@ def completion(job_id: int, payload: Payload, output: Any, *, cancelled: bool) -
         len(output.prompt_token_ids), output.num_cached_tokens, sum(len(one.token_ids) for one in output.outputs)
     )
     if any(one.finish_reason == "error" for one in output.outputs):
-        return Completion(job_id, usage, error=_failed(payload, usage))
+        return Completion(job_id, usage, error=_failed(payload))
+    if payload.schema and any(_is_nothing(one) for one in output.outputs):
+        return Completion(job_id, usage, error=rules.no_answer_follows())
     answers = [
         choices.choice(
             chat=payload.chat,
@@ -37,10 +39,16 @@ def aborted(output: Any) -> bool:
     return any(one.finish_reason == "abort" for one in output.outputs)
 
 
-def _failed(payload: Payload, usage: Usage) -> HeadraceError:
-    if payload.schema and usage.output_tokens == 0:
-        # A schema passes every check in front and fails only when the core compiles it.
-        text = "vLLM could not compile the JSON schema: a pattern in it may be wrong"
+def _is_nothing(one: Any) -> bool:
+    """Whether a choice ended by itself before it began: its grammar allows no first token."""
+    return one.finish_reason == "stop" and one.stop_reason is None and not one.text
+
+
+def _failed(payload: Payload) -> HeadraceError:
+    if payload.schema:
+        # A schema passes every check in front and fails when the core compiles it, or when it grows too complex
+        # on the way. Nothing else makes vLLM end a request so.
+        text = "vLLM could not follow the JSON schema: it is too complex, or a pattern in it is wrong"
         return InvalidRequest(text, param="response_format")
     return TransientError("vLLM ended the request with an error of its own", code="engine_error")
 

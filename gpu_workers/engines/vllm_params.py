@@ -18,6 +18,9 @@ from contract.messages import Request
 from gpu_workers.engine import Prepared
 from gpu_workers.engines import rules
 
+_MESSAGE_CHARACTERS = 500
+"""vLLM repeats the whole of a schema or pattern."""
+
 
 @dataclasses.dataclass(slots=True)
 class Payload:
@@ -82,8 +85,11 @@ class Preparer:
             return step(subject)
         except InvalidRequest as error:
             return error
-        except Exception as error:  # noqa: BLE001 - templates and vLLM's checks raise anything
-            return InvalidRequest(f"the engine cannot take it: {type(error).__name__}: {error}")
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # noqa: BLE001 - templates and vLLM's checks raise anything, Rust its panics
+            text = f"the engine cannot take it: {type(error).__name__}: {str(error)[:_MESSAGE_CHARACTERS]}"
+            return InvalidRequest(text)
 
     # -- prompt -----------------------------------------------------------------------------------
 
@@ -182,8 +188,8 @@ class Preparer:
             msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams)
         except (VLLMClientError, msgspec.ValidationError, TypeError, ValueError, OverflowError) as error:
             param = getattr(error, "parameter", None) or ("response_format" if structured else None)
-            message = error.args[0] if isinstance(error, VLLMClientError) and error.args else error
-            raise InvalidRequest(f"vLLM refuses it: {message}", param=param) from error
+            message = str(error.args[0] if isinstance(error, VLLMClientError) and error.args else error)
+            raise InvalidRequest(f"vLLM refuses it: {message[:_MESSAGE_CHARACTERS]}", param=param) from error
         return params
 
 

@@ -70,6 +70,7 @@ def engine_arguments(engine: Engine) -> dict[str, Any]:
         "scheduling_policy": "priority",
         "disable_log_stats": True,  # our own stat logger is enough; nothing enters a Prometheus registry
         "use_tqdm_on_load": False,
+        "structured_outputs_config": {"backend": "guidance"},  # docs/decisions/one-grammar-compiler.md
     }
     if on_cpu():
         arguments |= {

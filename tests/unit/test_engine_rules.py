@@ -93,6 +93,55 @@ def test_response_formats() -> None:
         assert (caught.value.param or "").startswith("response_format")
 
 
+@pytest.mark.parametrize(
+    ("extra", "param"),
+    [
+        ({"skip_special_tokens": "no"}, "skip_special_tokens"),
+        ({"bad_words": [1]}, "bad_words"),
+        ({"priority": 0.0}, "priority"),
+        ({"stream": 0}, "stream"),
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs"),
+        ({"zz": 1, "max_completion_tokens": 9}, "max_completion_tokens"),
+    ],
+)
+def test_parameter_that_other_servers_know_and_we_do_not_pass_on_is_refused(extra: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest, match=param) as caught:
+        rules.check(Request(prompt="x", extra=extra), "ours")
+    assert (caught.value.code, caught.value.param) == ("unsupported_parameter", param)
+    rules.check(Request(prompt="x", extra={"user": "u", "stream": False, "priority": 0, "best_of": None}), "ours")
+
+
+def _schema(schema: dict[str, Any]) -> Any:
+    return rules.response_schema(
+        Request(response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}})
+    )
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({"enum": ["x" * 70_000]}, "65536 bytes"),
+        ({"items": {"anyOf": [{"minItems": 10**8}]}}, "minItems.*10000"),
+        ({"maxItems": 1e300}, "maxItems"),
+        ({"properties": {"a": {"pattern": "a\0"}}}, "U\\+0000"),
+    ],
+)
+def test_schema_that_no_compiler_should_be_asked_for_is_refused(schema: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidRequest, match=text) as caught:
+        _schema(schema)
+    assert caught.value.param == "response_format"
+
+
+def test_schema_of_a_size_that_people_use_passes_as_it_is() -> None:
+    schema = {"properties": {"minItems": {"type": "integer"}, "a": {"maxItems": 10_000, "minItems": 0, "const": True}}}
+    assert _schema(schema) is schema
+    deep: dict[str, Any] = {}
+    for _ in range(400):
+        deep = {"items": deep}
+    with pytest.raises(InvalidRequest, match="cannot be written"):
+        _schema(deep)
+
+
 def test_message_content_becomes_text_or_is_refused_by_its_place() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     messages: list[dict[str, Any]] = [

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from contract.errors import InvalidRequest
+from contract.errors import InvalidRequest, TransientError
 from contract.messages import Request
 from contract.money import Usage
 from contract.settings import Pool
@@ -133,6 +133,8 @@ def test_choices_come_in_order_and_a_message_keeps_what_else_the_endpoint_said()
             "m",
         ),
         (b'{"detail": [{"loc": ["body", "n"]}]}', "invalid_request", None, "loc"),
+        (b'{"error": {"message": "m", "param": "body.seed"}}', "invalid_request", "seed", "m"),
+        (b'{"error": {"message": "Grammar error: m", "param": null}}', "invalid_request", None, "Grammar"),
         (b'"no"', "invalid_request", None, "no"),
         (b"<html>\xff", "invalid_request", None, "<html>"),
         (b"", "invalid_request", None, "no reason"),
@@ -142,6 +144,26 @@ def test_refusal_carries_the_endpoints_message_and_param(body: bytes, code: str,
     refusal = http_output.refusal(400, body, _good(Request(prompt="x")).payload)
     assert (refusal.code, refusal.param) == (code, param)
     assert text in refusal.message
+
+
+_VLLM_500 = b'{"error":{"message":"Internal server error","type":"InternalServerError","param":null,"code":500}}'
+_WITH_SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"$ref": "#"}}}
+
+
+def test_schema_that_only_the_core_finds_wrong_is_the_requests_fault_and_any_other_500_is_not() -> None:
+    plain, schema = (_good(Request(prompt="x", response_format=one)).payload for one in (None, _WITH_SCHEMA))
+    refusal = http_output.failure(500, _VLLM_500, schema)
+    assert isinstance(refusal, InvalidRequest)
+    assert refusal.param == "response_format"
+    assert isinstance(http_output.failure(500, _VLLM_500, plain), TransientError)
+    nothing = {"index": 0, "text": "", "finish_reason": "stop"}
+    for reason, refused in (({"stop_reason": None}, True), ({"stop_reason": "{"}, False), ({}, False)):
+        data = orjson.dumps({"choices": [nothing | reason]})
+        good = _good(Request(prompt="x", response_format=_WITH_SCHEMA))
+        assert isinstance(http_output.completion(1, good, data).error, InvalidRequest) is refused
+    for status, body in ((502, _VLLM_500), (500, b'{"error":{"message":"cannot schedule new futures"}}'), (500, b"[]")):
+        assert isinstance(http_output.failure(status, body, schema), TransientError)
+    assert http_output.refusal(400, b'{"error": {"message": "Grammar error: m"}}', schema).param == "response_format"
 
 
 @pytest.mark.parametrize(

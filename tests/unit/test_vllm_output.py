@@ -19,7 +19,7 @@ def _payload(**fields: Any) -> Payload:
 
 
 def _choice(finish_reason: str = "stop", tokens: int = 3, **fields: Any) -> Any:
-    given = {"index": 0, "text": "abc", "token_ids": list(range(tokens)), "logprobs": None}
+    given = {"index": 0, "text": "abc", "token_ids": list(range(tokens)), "logprobs": None, "stop_reason": None}
     return SimpleNamespace(**(given | {"finish_reason": finish_reason} | fields))
 
 
@@ -47,13 +47,15 @@ def test_error_of_the_engine_means_not_processed() -> None:
     assert done.choices is None
 
 
-def test_schema_that_the_core_cannot_compile_is_the_requests_own_fault() -> None:
-    output = _output(_choice("error", tokens=0))
-    done = vllm_output.completion(1, _payload(schema=True), output, cancelled=False)
-    assert isinstance(done.error, InvalidRequest)
-    assert done.error.param == "response_format"
-    later = vllm_output.completion(1, _payload(schema=True), _output(_choice("error", tokens=5)), cancelled=False)
-    assert isinstance(later.error, TransientError)
+def test_schema_that_the_core_cannot_follow_is_the_requests_own_fault() -> None:
+    for choice in (_choice("error", tokens=0), _choice("error", tokens=5), _choice("stop", tokens=1, text="")):
+        done = vllm_output.completion(1, _payload(schema=True), _output(_choice(), choice), cancelled=False)
+        assert isinstance(done.error, InvalidRequest)
+        assert done.error.param == "response_format"
+        assert done.choices is None
+    stopped = _choice("stop", tokens=1, text="", stop_reason="{")
+    assert vllm_output.completion(1, _payload(schema=True), _output(stopped), cancelled=False).error is None
+    assert vllm_output.completion(1, _payload(), _output(_choice(text="")), cancelled=False).error is None
 
 
 def test_job_that_ended_by_itself_before_its_cancel_came_is_not_cancelled() -> None:
