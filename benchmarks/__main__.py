@@ -24,6 +24,8 @@ from benchmarks.site import ROOT, Site
 from contract.settings import ENV_PREFIX
 from headrace.stack.processes import interrupt_on_signals
 
+_BUILD = ROOT / "build"
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
@@ -48,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     site = Site(folder, scale=options.scale)
     try:
         failed = measure(site, chosen, options.runs, lines)
-        _show(site, lines, to_results=options.scale == 1)
+        _show(site, lines, to_results=options.scale == 1 and options.build == _BUILD)
     finally:
         site.stop()
         shutil.rmtree(folder, ignore_errors=True)
@@ -65,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
         "--scale", type=float, default=1.0, help="share of the requests, for a quick try that leaves the table alone"
     )
     parser.add_argument("--list", action="store_true", help="what there is to measure")
-    parser.add_argument("--build", type=Path, default=ROOT / "build", help="folder of the JSON lines")
+    parser.add_argument("--build", type=Path, default=_BUILD, help="folder of the JSON lines; another one: no table")
     return parser
 
 
