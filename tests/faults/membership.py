@@ -7,7 +7,7 @@ import signal
 import time
 
 from headrace.stack.processes import wait_for
-from tests.acceptance.harness import WorkerProcess
+from tests.acceptance.harness import WorkerProcess, World
 from tests.faults.row import Row, account
 from tests.faults.site import SESSION_S, Load, Site, hold_for, is_quiet
 
@@ -49,7 +49,7 @@ def _churn(protocol: str, site: Site, rng: random.Random, rounds: int) -> Row:
                 hold_for(CHANGE_EVERY_S)
                 frozen = _thawed(frozen)
             changed_s = time.monotonic()
-            wait_for(lambda: is_quiet(world, len(members)), 4 * QUIET_S, "the groups are quiet")
+            wait_for(lambda: is_quiet(world, _awake(world, frozen)), 4 * QUIET_S, "the groups are quiet")
             quiet_s = time.monotonic() - changed_s
         while frozen := _thawed(frozen):
             hold_for(0.2)
@@ -59,6 +59,12 @@ def _churn(protocol: str, site: Site, rng: random.Random, rounds: int) -> Row:
         twice = world.value("SELECT count(*) FROM attempts WHERE waste = 'duplicate'")
         assert twice < MOST_TWICE * len(load.ids), f"{twice} of {len(load.ids)} computed twice"
         return row
+
+
+def _awake(world: World, frozen: list[tuple[float, WorkerProcess]]) -> int:
+    """Workers that are there or will be. One that thaws before it is declared dead is a worker again."""
+    asleep = [one for _, one in frozen]
+    return sum(one.child.running and one not in asleep for one in world.workers)
 
 
 def _thawed(frozen: list[tuple[float, WorkerProcess]]) -> list[tuple[float, WorkerProcess]]:

@@ -65,12 +65,22 @@ def requests(rng: random.Random, count: int, *, slow_ms: int, prefix: str, **fie
     ]
 
 
+_admins: dict[str, admin.AdminClient] = {}
+
+
+def _admin(world: World) -> admin.AdminClient:
+    """One client for each broker, kept: one that is closed with a request under way may end the process."""
+    place = world.settings.kafka.bootstrap_servers
+    if place not in _admins:
+        _admins[place] = admin.AdminClient(config.admin_config(world.settings))
+    return _admins[place]
+
+
 def set_topic(world: World, topic: str, name: str, value: str) -> None:
     """Alters one property of a topic; returns when the broker has taken it."""
-    client = admin.AdminClient(config.admin_config(world.settings))
     entry = admin.ConfigEntry(name, value, incremental_operation=admin.AlterConfigOpType.SET)
     resource = admin.ConfigResource(admin.ResourceType.TOPIC, topic, incremental_configs=[entry])
-    for future in client.incremental_alter_configs([resource]).values():
+    for future in _admin(world).incremental_alter_configs([resource]).values():
         future.result(timeout=15)
 
 
@@ -88,8 +98,7 @@ def take_writes(world: World, topic: str) -> None:
 def is_quiet(world: World, members: int) -> bool:
     """Whether each group of the class is stable, has its members and no partition without one."""
     groups = [world.topic(bucket=bucket) for bucket in world.settings.buckets.edges]
-    client = admin.AdminClient(config.admin_config(world.settings))
-    for future in client.describe_consumer_groups(groups, request_timeout=10).values():
+    for future in _admin(world).describe_consumer_groups(groups, request_timeout=10).values():
         group = future.result(timeout=15)
         held = sum(len(member.assignment.topic_partitions) for member in group.members if member.assignment)
         if (
