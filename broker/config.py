@@ -31,6 +31,8 @@ _BATCH_BYTES = 1_000_000
 _BUFFER_KBYTES = 262_144
 _RECEIVE_BYTES = 100_000_000
 _FETCH_BYTES = 52_428_800
+_AHEAD_KBYTES = 4_096
+"""Fetched ahead of each consumer: seconds of work, and the most that a backlog adds to a worker's memory."""
 _SAME_LINE_S = 10.0
 _SECRET = re.compile(r"password|secret|\.pem|oauthbearer")
 
@@ -77,6 +79,7 @@ def consumer_config(settings: Settings, group_id: str, **over: Any) -> Propertie
         "enable.auto.offset.store": False,
         "message.max.bytes": largest,
         "fetch.max.bytes": fetch_bytes,
+        "queued.max.messages.kbytes": _AHEAD_KBYTES,
         "receive.message.max.bytes": max(_RECEIVE_BYTES, fetch_bytes + 1_024),
         **group,
     }
