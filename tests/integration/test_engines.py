@@ -368,7 +368,7 @@ _EXTREMES: list[dict[str, Any]] = [
     {"prompt": "\0 a NUL and \U0001f600 a face"},
     {"prompt": None, "messages": [{"role": "a role of its own", "content": "x", "name": 5, "tool_calls": [{}]}]},
     {"prompt": None, "messages": [{"role": "assistant"}]},
-    {"extra_field": {"deep": [1.0, True]}, "cache_salt": 5, "priority": "high", "bad_words": [1]},
+    {"extra_field": {"deep": [1.0, True]}, "user": 5, "metadata": "high", "priority": 0, "bad_words": None},
 ]
 
 
