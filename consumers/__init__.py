@@ -2,7 +2,8 @@
 
 Reading order: ``item`` (a request in this worker's hands), ``window`` and ``offsets`` (pure), ``identity``
 (duplicate or resubmission; pure), ``intake`` (the thread that owns a consumer), ``admission`` (from
-records to items), ``dead_letters``, ``settlement`` (commit, publish, then the offset).
+records to items), ``dead_letters``, ``settlement`` (commit), ``publishing`` (publish, then the
+offset).
 
 Must not know: engines, credits, GPUs.
 """

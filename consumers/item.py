@@ -175,6 +175,8 @@ class Outcome:
     """Why its bytes are also kept as a dead letter."""
     stored: bool = False
     """The row is the stored result of a duplicate: publish it, settle nothing."""
+    records_left: int = 0
+    """Of the records it sends, those that the broker has not acknowledged."""
 
 
 class Desk:

@@ -15,14 +15,15 @@ NAMESPACE = uuid.UUID("6f1f6b1c-0d52-5e0a-9a0b-68656164726e")
 _NAMESPACE_BYTES = NAMESPACE.bytes
 
 
+_VARIANT = {f"{digit:x}": f"{digit & 3 | 8:x}" for digit in range(16)}
+"""The digit whose two highest bits are the variant."""
+
+
 def _uuid5(name: bytes) -> str:
     """RFC 9562 UUIDv5 of ``name`` in our namespace; equal to ``uuid.uuid5``, at a third of its cost."""
     digest = hashlib.sha1(_NAMESPACE_BYTES + name, usedforsecurity=False).digest()
-    number = int.from_bytes(digest[:16], "big")
-    number = number & ~(0xC000 << 48) | (0x8000 << 48)
-    number = number & ~(0xF000 << 64) | (5 << 76)
-    text = f"{number:032x}"
-    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+    text = digest.hex()
+    return f"{text[:8]}-{text[8:12]}-5{text[13:16]}-{_VARIANT[text[16]]}{text[17:20]}-{text[20:32]}"
 
 
 def request_key(source: str, request_id: str) -> str:

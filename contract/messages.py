@@ -144,6 +144,7 @@ class Result(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 _WIRE_FIELDS = frozenset(Request.__struct_fields__) - {"extra"}
+_PROMPTS = ("input", "messages", "prompt", "prompt_token_ids")
 _ENVELOPE = ("id", "source", "model", "business_line", "type", "batch_id", "custom_id")
 
 
@@ -198,16 +199,19 @@ def check_request(request: Request) -> None:
     """What types and bounds cannot say. Raises ``InvalidRequest``."""
     if request.v > SCHEMA_VERSION:
         raise InvalidRequest(f"schema version {request.v} is newer than this worker's {SCHEMA_VERSION}", param="v")
-    given = [name for name in ("input", "messages", "prompt", "prompt_token_ids") if getattr(request, name) is not None]
-    if len(given) != 1:
+    prompts = (request.input, request.messages, request.prompt, request.prompt_token_ids)
+    if prompts.count(None) != 3:
+        given = [name for name, value in zip(_PROMPTS, prompts, strict=True) if value is not None]
         found = "none of them" if not given else " and ".join(given)
         raise InvalidRequest(f"give exactly one of input, messages, prompt, prompt_token_ids; found {found}")
-    for index, message in enumerate(request.messages or ()):
-        if not isinstance(message.get("role"), str):
-            raise InvalidRequest(f"messages[{index}] needs a role that is a string", param=f"messages[{index}].role")
-    if request.messages is not None and not request.messages:
-        raise InvalidRequest("messages must not be empty", param="messages")
-    if len(request.stops) > 16 or any(not word for word in request.stops):
+    if request.messages is not None:
+        for index, message in enumerate(request.messages):
+            if not isinstance(message.get("role"), str):
+                param = f"messages[{index}].role"
+                raise InvalidRequest(f"messages[{index}] needs a role that is a string", param=param)
+        if not request.messages:
+            raise InvalidRequest("messages must not be empty", param="messages")
+    if request.stop is not None and (len(request.stops) > 16 or not all(request.stops)):
         raise InvalidRequest("stop takes up to 16 strings, none of them empty", param="stop")
 
 
@@ -324,6 +328,16 @@ def encode(message: Request | Result, **raw_json: bytes) -> bytes:
     if extra:
         fields = extra | fields
     return orjson.dumps(fields)
+
+
+def encode_result(result: Result, output: bytes | None) -> bytes:
+    """A result as JSON bytes, in one pass. ``output`` is JSON already and goes in as it is; None: there is none."""
+    if output is not None:
+        result.output = msgspec.Raw(output)  # type: ignore[assignment] # the encoder copies it
+    return _ENCODER.encode(result)
+
+
+_ENCODER = msgspec.json.Encoder()
 
 
 def parse_result(value: bytes) -> Result:

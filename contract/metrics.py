@@ -6,11 +6,16 @@ becomes ``other``; nothing that a request carries is ever a label unchecked, nev
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
-from collections.abc import Iterable, Mapping
+import itertools
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.registry import Collector
 
 OTHER = "other"
 _LATENCY_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 3600)
@@ -77,7 +82,60 @@ CATALOGUE = (
 )
 
 _BY_NAME = {metric.name: metric for metric in CATALOGUE}
-_KINDS = {"counter": Counter, "gauge": Gauge, "histogram": Histogram}
+
+
+class _Counts:
+    """One label set of a histogram. Takes many values at once, which the library's own cannot."""
+
+    __slots__ = ("_bounds", "_lock", "_numbers", "_sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self._numbers = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+        self._lock = threading.Lock()
+
+    def add(self, values: Sequence[float]) -> None:
+        bounds, numbers, place = self._bounds, self._numbers, bisect.bisect_left
+        with self._lock:
+            for value in values:
+                numbers[place(bounds, value)] += 1
+            self._sum += sum(values)
+
+    def snapshot(self) -> tuple[list[tuple[str, float]], float]:
+        """Cumulative (upper bound, count), and the sum of all values."""
+        with self._lock:
+            numbers, total = list(self._numbers), self._sum
+        bounds = [*map(str, map(float, self._bounds)), "+Inf"]
+        return list(zip(bounds, itertools.accumulate(map(float, numbers)), strict=True)), total
+
+
+class _Histogram(Collector):
+    """A histogram of the catalogue: label values → counts."""
+
+    def __init__(self, metric: Metric, registry: CollectorRegistry) -> None:
+        self._metric = metric
+        self._children: dict[tuple[str, ...], _Counts] = {}
+        self._lock = threading.Lock()
+        if not metric.labels:
+            self.labels()
+        registry.register(self)
+
+    def labels(self, *values: str) -> _Counts:
+        with self._lock:
+            return self._children.setdefault(values, _Counts(self._metric.buckets))
+
+    def describe(self) -> Iterator[HistogramMetricFamily]:
+        yield HistogramMetricFamily(self._metric.name, self._metric.help, labels=self._metric.labels)
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        (family,) = self.describe()
+        with self._lock:
+            children = list(self._children.items())
+        for values, counts in children:
+            buckets, total = counts.snapshot()
+            family.add_metric(values, buckets, total)
+        yield family
 
 
 class Metrics:
@@ -90,15 +148,16 @@ class Metrics:
     def __init__(self, known: Mapping[str, Iterable[str]], registry: CollectorRegistry | None = None) -> None:
         self.registry = registry or CollectorRegistry()
         self._known = {label: frozenset(values) for label, values in known.items()}
-        self._metrics: dict[str, Counter | Gauge | Histogram] = {}
-        self._children: dict[tuple[str, tuple[str, ...]], Counter | Gauge | Histogram] = {}
+        self._metrics: dict[str, Counter | Gauge | _Histogram] = {}
+        self._children: dict[tuple[str, tuple[str, ...]], Counter | Gauge | _Counts] = {}
         for metric in CATALOGUE:
-            extra = {"buckets": metric.buckets} if metric.buckets else {}
-            self._metrics[metric.name] = _KINDS[metric.kind](
-                metric.name, metric.help, metric.labels, registry=self.registry, **extra
-            )
+            if metric.kind == "histogram":
+                self._metrics[metric.name] = _Histogram(metric, self.registry)
+            else:
+                kind = Counter if metric.kind == "counter" else Gauge
+                self._metrics[metric.name] = kind(metric.name, metric.help, metric.labels, registry=self.registry)
 
-    def _child(self, name: str, values: tuple[str, ...]) -> Counter | Gauge | Histogram:
+    def _child(self, name: str, values: tuple[str, ...]) -> Counter | Gauge | _Counts:
         child = self._children.get((name, values))
         if child is not None:
             return child
@@ -108,7 +167,7 @@ class Metrics:
             value if isinstance(value, str) and value in self._known.get(label, ()) else OTHER
             for label, value in zip(labels, values, strict=True)
         )
-        child = metric.labels(*bounded) if labels else metric
+        child = metric.labels(*bounded) if labels or isinstance(metric, _Histogram) else metric
         if bounded == values:
             self._children[name, values] = child
         return child
@@ -121,9 +180,13 @@ class Metrics:
 
     def observe(self, name: str, value: float, *labels: str) -> None:
         """Adds one observation to a histogram."""
+        self.observe_all(name, (value,), *labels)
+
+    def observe_all(self, name: str, values: Sequence[float], *labels: str) -> None:
+        """Adds many observations to a histogram, at a fraction of the cost of one by one."""
         child = self._child(name, labels)
-        assert isinstance(child, Histogram)
-        child.observe(value)
+        assert isinstance(child, _Counts)
+        child.add(values)
 
     def set(self, name: str, value: float, *labels: str) -> None:
         """Sets a gauge."""

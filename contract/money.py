@@ -51,14 +51,10 @@ class Tariff:
 
     def charge_usd(self, usage: Usage) -> Decimal:
         """Exact charge: computed × input + cached × cached_input + output × output, per million."""
-        total = _EXACT.add(
-            _EXACT.multiply(self.input_usd, Decimal(usage.computed_tokens)),
-            _EXACT.add(
-                _EXACT.multiply(self.cached_input_usd, Decimal(usage.cached_tokens)),
-                _EXACT.multiply(self.output_usd, Decimal(usage.output_tokens)),
-            ),
-        )
-        return _EXACT.divide(total, _MILLION)
+        total = _EXACT.multiply(self.input_usd, usage.prompt_tokens - usage.cached_tokens)
+        if usage.cached_tokens:
+            total = _EXACT.fma(self.cached_input_usd, usage.cached_tokens, total)
+        return _EXACT.divide(_EXACT.fma(self.output_usd, usage.output_tokens, total), _MILLION)
 
 
 def plain(amount: Decimal) -> str:

@@ -18,14 +18,13 @@ bucket or none of it: a batch lasts as long as its longest request.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from contract.settings import PriorityClass
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Need:
+class Need(NamedTuple):
     """What one request would hold."""
 
     class_name: str
@@ -74,6 +73,11 @@ class Credits:
         return self._used
 
     @property
+    def full(self) -> bool:
+        """Whether nobody at all may enter."""
+        return self._used >= self._slots
+
+    @property
     def kv_used_tokens(self) -> int:
         return self._kv_held
 
@@ -84,6 +88,8 @@ class Credits:
         """The classes with waiting work, in the order in which they may try to enter."""
         present = set(waiting)
         ordered = [name for name in self._order if name in present]
+        if len(ordered) < 2:
+            return ordered
         starved = [name for name in ordered if self._held[name] < self._classes[name].floor_slots]
         return starved + [name for name in ordered if name not in starved]
 

@@ -36,9 +36,11 @@ class Lanes:
     def __len__(self) -> int:
         return sum(len(short) + len(long) for short, long in self._lanes.values())
 
-    def add(self, waiting: Waiting) -> None:
-        """To the end of its lane."""
-        self._lanes[waiting.need.class_name][waiting.need.long].append(waiting)
+    def add(self, waiting: Iterable[Waiting]) -> None:
+        """To the end of their lanes."""
+        lanes = self._lanes
+        for one in waiting:
+            lanes[one.need.class_name][one.need.long].append(one)
 
     def put_back(self, waiting: Iterable[Waiting]) -> None:
         """To the front of their lanes, in the order given."""

@@ -1,7 +1,7 @@
 """The worker process: intake → admission → dispatcher → settlement, and its life from start to drain.
 
 Threads, one owner each: per topic an *intake* (its consumer), per class an *admission* (its windows); the
-*event loop* (engine, credits, meter); *settlement* (transactions, publisher); *health* (HTTP).
+*event loop* (engine, credits, meter); *settlement* (transactions); *publishing* (the producer); *health* (HTTP).
 
 Life: starting (register, load, warm up) → serving ⇄ stalled (the engine died and starts again; the
 intake holds) → draining (told to stop; one deadline for all of it) → ended. A second signal aborts.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import os
 import signal
 import socket
@@ -23,6 +24,7 @@ from consumers.admission import Admission
 from consumers.in_hand import InHand, by_class
 from consumers.intake import Batch, Intake
 from consumers.item import Desk, Item, Outcome
+from consumers.publishing import LINGER_MS, Publishing
 from consumers.settlement import Settler
 from contract import logs
 from contract.errors import Fenced, HeadraceError, StorageDown
@@ -43,6 +45,8 @@ EXIT_ABORTED = 1
 EXIT_FENCED = 75
 """Another worker declared this one dead; a supervisor starts it anew (EX_TEMPFAIL)."""
 
+_COLLECT_AFTER = 50_000
+"""Objects more than before: above what the requests in flight make, so that a look finds garbage, not them."""
 _SWEEP_S = 0.1
 _TARIFF_EVERY_S = 30.0
 _REGISTER_RETRY_S = 1.0
@@ -58,6 +62,14 @@ _REASONS = (
     "tombstone", "empty_value", "invalid_json", "not_an_object", "engine_death", "inference_timeout", "engine_error",
     "deadlock", "serialization", "connection", "timeout", OTHER,
 )  # fmt: skip
+
+
+def _calm_collector() -> None:
+    """Python's cycle collector, set for many short-lived requests: what start-up left is never looked at again, and
+    requests in flight, which hold no cycles, do not set it off."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_COLLECT_AFTER, 20, 50)
 
 
 def process_start_ns() -> int:
@@ -162,15 +174,16 @@ class Worker:
             tariff=await asyncio.to_thread(self._store.tariff, model, int(time.time() * 1000)),
             metrics=self._metrics,
         )
-        self._settler = Settler(
+        self._publishing = Publishing(
             settings,
-            store=self._store,
-            publisher=Publisher(settings),
+            publisher=Publisher(settings, linger_ms=LINGER_MS),
             in_hand=self._in_hand,
             hold=self._hold,
             release=self._release,
             failed=self._fail,
-            metrics=self._metrics,
+        )
+        self._settler = Settler(
+            settings, store=self._store, publish=self._publishing.put, failed=self._fail, metrics=self._metrics
         )
         self._keeper = EngineKeeper(
             settings,
@@ -202,7 +215,9 @@ class Worker:
 
     def _open(self) -> None:
         """The engine is warm: only now does this worker join the groups."""
+        _calm_collector()
         self._settler.start()
+        self._publishing.start()
         for name in self._settings.worker_classes:
             admission = self._admissions[name] = Admission(
                 self._settings,
@@ -253,6 +268,7 @@ class Worker:
                 admission.stop()
             # 4. The last outcomes go out.
             await asyncio.to_thread(self._settler.stop, deadline)
+            await asyncio.to_thread(self._publishing.stop, deadline)
         self._meter.become(WorkerState.DRAINING, time.monotonic_ns())
         # 5. No process of the engine is left.
         await self._keeper.stop(_ENGINE_STOP_S)
@@ -327,8 +343,8 @@ class Worker:
                 if now > tariff_at:
                     tariff_at = now + _TARIFF_EVERY_S
                     model = self._settings.pools[self._settings.worker.pool].model
-                    self._dispatcher.tariff = await asyncio.to_thread(
-                        self._store.tariff, model, int(time.time() * 1000)
+                    self._dispatcher.price_by(
+                        await asyncio.to_thread(self._store.tariff, model, int(time.time() * 1000))
                     )
             except Fenced as error:
                 self._fail(error)

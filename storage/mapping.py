@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import orjson
@@ -21,12 +21,30 @@ _LAST_MS = 253_402_214_400_000 - 1
 def day_at(time_ms: int) -> dt.date:
     """``rows.day_of``, remembered for the days in use. A time that is none (before 1970, after 9999) counts as the
     nearest that is: a record's wrong clock must not keep its outcome out."""
-    return _day(min(max(time_ms, 0), _LAST_MS) // _MS_PER_DAY)
+    return _day(time_ms // _MS_PER_DAY)
 
 
 @functools.lru_cache(maxsize=256)
 def _day(number: int) -> dt.date:
-    return day_of(number * _MS_PER_DAY)
+    return day_of(min(max(number, 0), _LAST_MS // _MS_PER_DAY) * _MS_PER_DAY)
+
+
+def words(values: Iterable[object]) -> str:
+    """A Postgres array literal of values whose text needs no quotes: keys, numbers, days, statuses. A hundred times
+    cheaper than a list of parameters."""
+    return f"{{{','.join(map(str, values))}}}"
+
+
+def texts(values: Iterable[str | None]) -> str:
+    """A Postgres array literal of any texts. None is NULL."""
+    return f"{{{','.join(map(_quoted, values))}}}"
+
+
+def _quoted(text: str | None) -> str:
+    if text is None:
+        return "NULL"
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
 
 
 def result_values(row: ResultRow, key: str, generation: int) -> tuple[Any, ...]:

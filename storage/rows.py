@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import orjson
 
-from contract.messages import ErrorBody, Result, UsageBody, clean_text, encode
+from contract.messages import ErrorBody, Result, UsageBody, clean_text, encode_result
 from contract.money import plain
 from contract.statuses import Status, Waste
 
@@ -134,9 +134,7 @@ class ResultRow:
             batch_id=self.batch_id,
             custom_id=self.custom_id,
         )
-        if self.output is None or reference is not None:
-            return encode(result)
-        return encode(result, output=self.output)
+        return encode_result(result, None if reference is not None else self.output)
 
     def tags_json(self) -> str | None:
         return None if not self.tags else orjson.dumps(self.tags).decode()

@@ -32,7 +32,7 @@ from contract.messages import clean_text
 from contract.statuses import ANSWERS, Status, Waste
 from storage import partitions, statements
 from storage.database import Database, driver, is_data_error, message_of, original
-from storage.mapping import attempt_values, day_at, result_from, result_values
+from storage.mapping import attempt_values, day_at, result_from, result_values, texts, words
 from storage.rows import ZERO_USD, ResultRow, Settlement, Verdict
 
 UNSTORABLE = "unstorable"
@@ -209,16 +209,16 @@ def _win_keys(connection: sa.Connection, entries: Sequence[_Entry]) -> dict[int,
     return won
 
 
-def _settle_parameters(entries: Collection[_Entry]) -> dict[str, list[Any]]:
+def _settle_parameters(entries: Collection[_Entry]) -> dict[str, str]:
     rows = [entry.settlement.result for entry in entries]
     return {
-        "keys": [entry.key for entry in entries],
-        "outcomes": [row.status.value for row in rows],
-        "reasons": [row.error_code for row in rows],
-        "days": [entry.day for entry in entries],
-        "records": [entry.record for entry in entries],
-        "epochs": [row.worker_epoch for row in rows],
-        "seqs": [entry.seq for entry in entries],
+        "keys": words([entry.key for entry in entries]),
+        "outcomes": words([row.status.value for row in rows]),
+        "reasons": texts([row.error_code for row in rows]),
+        "days": words([entry.day for entry in entries]),
+        "records": texts([entry.record for entry in entries]),
+        "epochs": words([row.worker_epoch for row in rows]),
+        "seqs": words(["NULL" if entry.seq is None else entry.seq for entry in entries]),
     }
 
 

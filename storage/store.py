@@ -22,7 +22,7 @@ from contract.settings import Cost, Postgres
 from contract.statuses import Status, Waste
 from storage import partitions, statements
 from storage.database import Database
-from storage.mapping import day_at, keyless_attempt, result_from
+from storage.mapping import day_at, keyless_attempt, result_from, words
 from storage.rows import (
     AttemptRow,
     Claim,
@@ -119,7 +119,7 @@ class Store:
             "partitions": [partition for _, partition in places],
             "firsts": [claim.first_offset for claim in places.values()],
             "lasts": [claim.last_offset for claim in places.values()],
-            "keys": list(keys),
+            "keys": words(keys),
         }
         total_s = self.postgres.statement_timeout_s
         rows = self.database.run_single(statements.LOOK_UP, found, total_s=total_s)

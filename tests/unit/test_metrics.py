@@ -76,3 +76,24 @@ def test_names_are_unique_and_tell_kind_and_unit() -> None:
         assert metric.help.endswith(".")
         assert bool(metric.buckets) is (metric.kind == "histogram"), metric.name
         assert not {"id", "key", "user", "model", "source"} & set(metric.labels)
+
+
+def test_many_observations_count_like_as_many_single_ones() -> None:
+    values = [0.0, 0.005, 0.0051, 3.0, 3_600.0, 1e9]
+    together, apart = Metrics(KNOWN), Metrics(KNOWN)
+    together.observe_all("headrace_latency_seconds", values, "online", "short")
+    for value in values:
+        apart.observe("headrace_latency_seconds", value, "online", "short")
+    pages = [generate_latest(one.registry).decode().splitlines() for one in (together, apart)]
+    first, second = ([line for line in page if "latency" in line] for page in pages)
+    assert first == second
+    of = {"class": "online", "bucket": "short"}
+
+    def value_of(suffix: str, **more: str) -> float | None:
+        return together.registry.get_sample_value(f"headrace_latency_seconds{suffix}", of | more)
+
+    assert value_of("_bucket", le="0.005") == 2  # a bound belongs to its bucket
+    assert value_of("_bucket", le="0.01") == 3
+    assert value_of("_bucket", le="3600.0") == 5
+    assert value_of("_bucket", le="+Inf") == value_of("_count") == 6
+    assert value_of("_sum") == pytest.approx(sum(values))

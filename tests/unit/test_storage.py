@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
 
+from contract.messages import ErrorBody, parse_result
 from contract.money import NS_PER_HOUR
 from contract.statuses import Status, Waste
 from headrace.commands._output import Moment, cell, epoch_ms, text_table
@@ -58,6 +59,15 @@ def test_a_result_comes_back_from_its_columns_as_it_went_in() -> None:
     values = result_values(ROW, ROW.key, ROW.generation)
     assert len(values) == len(RESULT_COLUMNS)
     assert result_from(values) == ROW
+
+
+@pytest.mark.parametrize("reference", [None, "results/2026-01-01/key/1"])
+def test_a_result_on_the_wire_says_what_its_row_says(reference: str | None) -> None:
+    result = parse_result(ROW.to_result(reference=reference))
+    assert (result.key, result.status, result.worker, result.tags) == (ROW.key, ROW.status, ROW.worker, ROW.tags)
+    assert result.error == ErrorBody(code=ROW.error_code or "", message=ROW.error_message or "", param=ROW.error_param)
+    assert (result.output, result.output_ref) == ((None, reference) if reference else ({"a": "é"}, None))
+    assert Decimal(result.cost_usd) == ROW.charge_usd
 
 
 def test_each_result_value_stands_under_its_columns_name() -> None:

@@ -8,9 +8,11 @@ import time
 from decimal import Decimal
 
 import pytest
+import sqlalchemy as sa
 
 from contract.errors import Fenced
 from contract.statuses import ANSWERS, REFUSALS, Status, Waste
+from storage.mapping import texts, words
 from storage.partitions import name_of
 from storage.rows import Claim, Suspect, day_of
 from storage.store import Store
@@ -18,6 +20,16 @@ from tests.integration.storage.build import TOPIC, Worker, execute, now_ms, one,
 
 REFUSED = sorted(REFUSALS)
 ANSWERED = sorted(ANSWERS)
+
+
+def test_arrays_reach_the_server_as_they_were_given(store: Store) -> None:
+    odd = [None, "", "NULL", "null", "a,b", "{x}", '"', "\\", '\\"', " ", "tab\tline\n", "é\U0001f600", "'"]
+    ask = sa.text("SELECT CAST(:odd AS text[]), CAST(:numbers AS bigint[]), CAST(:days AS date[])")
+    numbers, days = [1, -5, 2**62], [dt.date(1970, 1, 1), dt.date(9999, 12, 30)]
+    for chosen in (odd, []):
+        found = {"odd": texts(chosen), "numbers": words(numbers), "days": words(days)}
+        row = store.database.run(lambda connection, found=found: connection.execute(ask, found).one())  # type: ignore[misc]
+        assert tuple(row) == (chosen, numbers, days)
 
 
 def test_what_is_settled_is_read_back_field_by_field(store: Store) -> None:

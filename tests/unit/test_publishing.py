@@ -14,12 +14,10 @@ from broker.publisher import Failure, FailureKind, Publisher
 from broker.records import Headers
 from consumers.in_hand import InHand
 from consumers.item import Desk, Item, Lease, Outcome
-from consumers.settlement import Settler
-from contract.metrics import Metrics
+from consumers.publishing import Publishing
 from contract.routing import Route
 from contract.settings import Settings
 from contract.statuses import Status
-from storage.store import Store
 
 WAIT_S = 10.0
 
@@ -51,6 +49,10 @@ class Scripted(Publisher):
         acknowledged, self._acknowledged = list(self._acknowledged), collections.deque()
         failed, self._failed = list(self._failed), collections.deque()
         return acknowledged, failed
+
+    def flush(self, deadline_s: float) -> int:
+        time.sleep(deadline_s)
+        return len(self.sent)
 
     def close(self, deadline_s: float) -> int:
         return 0
@@ -89,12 +91,10 @@ def holds() -> Holds:
 
 
 @pytest.fixture
-def settler(publisher: Scripted, holds: Holds) -> Iterator[Settler]:
-    settings = Settings()
-    one = Settler(
-        settings, store=Store(settings.postgres), publisher=publisher, in_hand=InHand(lambda items: None),
-        hold=holds.hold, release=holds.release, failed=lambda error: None,
-        metrics=Metrics({"class": settings.classes, "bucket": settings.buckets.edges}),
+def publishing(publisher: Scripted, holds: Holds) -> Iterator[Publishing]:
+    one = Publishing(
+        Settings(), publisher=publisher, in_hand=InHand(lambda items: None), hold=holds.hold, release=holds.release,
+        failed=lambda error: None,
     )  # fmt: skip
     one.start()
     yield one
@@ -109,9 +109,9 @@ def _stored() -> Outcome:
 
 
 def test_refused_record_holds_the_intakes_until_the_broker_has_it(
-    settler: Settler, publisher: Scripted, holds: Holds
+    publishing: Publishing, publisher: Scripted, holds: Holds
 ) -> None:
-    settler.put([_stored()])
+    publishing.put([_stored()])
     for _ in range(2):
         assert publisher.arrived.acquire(timeout=WAIT_S)
         publisher.refuse()
