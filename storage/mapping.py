@@ -24,6 +24,16 @@ def day_at(time_ms: int) -> dt.date:
     return _day(time_ms // _MS_PER_DAY)
 
 
+def day_text(time_ms: int) -> str:
+    """``day_at`` as the database reads it: the driver writes text several times faster than dates."""
+    return _day_text(time_ms // _MS_PER_DAY)
+
+
+@functools.lru_cache(maxsize=256)
+def _day_text(number: int) -> str:
+    return _day(number).isoformat()
+
+
 @functools.lru_cache(maxsize=256)
 def _day(number: int) -> dt.date:
     return day_of(min(max(number, 0), _LAST_MS // _MS_PER_DAY) * _MS_PER_DAY)
@@ -51,7 +61,7 @@ def result_values(row: ResultRow, key: str, generation: int) -> tuple[Any, ...]:
     """One row for ``COPY results``, in the order of ``RESULT_COLUMNS``."""
     output = row.output if row.keep_output else None
     return (
-        day_at(row.appended_ms),
+        day_text(row.appended_ms),
         key,
         generation,
         row.id,
@@ -149,7 +159,7 @@ def attempt_values(
     key: str,
     generation: int,
     *,
-    result_day: dt.date | None = None,
+    result_day: str | None = None,
     waste: Waste | None = None,
 ) -> tuple[Any, ...]:
     """One row for ``COPY attempts``, in the order of ``ATTEMPT_COLUMNS``: the attempt and what reports need of ``row``.
@@ -159,12 +169,12 @@ def attempt_values(
     """
     waste = attempt.waste or waste
     return (
-        day_at(attempt.ended_ms),
+        day_text(attempt.ended_ms),
         attempt.worker_epoch,
         attempt.seq,
         key,
         generation,
-        result_day or day_at(row.appended_ms),
+        result_day or day_text(row.appended_ms),
         row.pool,
         row.class_name,
         row.bucket,

@@ -243,7 +243,9 @@ def _lose(connection: sa.Connection, losers: Sequence[_Entry], won_here: set[str
             continue
         verdicts[entry.place] = Verdict(False, result or _not_kept(row, winner.generation))
         for attempt in entry.settlement.attempts:
-            values = attempt_values(attempt, row, entry.key, winner.generation, result_day=day, waste=Waste.DUPLICATE)
+            values = attempt_values(
+                attempt, row, entry.key, winner.generation, result_day=day.isoformat(), waste=Waste.DUPLICATE
+            )
             wasted.append(dict(zip(statements.ATTEMPT_COLUMNS, values, strict=True)))
     if wasted:
         connection.execute(statements.ADD_ATTEMPTS, wasted)

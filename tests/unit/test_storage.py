@@ -72,7 +72,7 @@ def test_a_result_on_the_wire_says_what_its_row_says(reference: str | None) -> N
 
 def test_each_result_value_stands_under_its_columns_name() -> None:
     named = dict(zip(RESULT_COLUMNS, result_values(ROW, ROW.key, 7), strict=True))
-    renamed = {"class": ROW.class_name, "record_offset": ROW.offset, "day": dt.date(2023, 11, 14), "generation": 7}
+    renamed = {"class": ROW.class_name, "record_offset": ROW.offset, "day": "2023-11-14", "generation": 7}
     renamed |= {"output": '{"a":"\\u00e9"}', "tags": '{"b":"c"}'}
     for name, value in named.items():
         assert value == (renamed[name] if name in renamed else getattr(ROW, name)), name
@@ -86,8 +86,8 @@ def test_each_attempt_value_stands_under_its_columns_name() -> None:
     expected = of_row | {
         "class": ROW.class_name,
         "generation": 7,
-        "day": dt.date(2023, 11, 15),
-        "result_day": dt.date(2023, 11, 14),
+        "day": "2023-11-15",
+        "result_day": "2023-11-14",
     }
     for name, value in named.items():
         assert value == (expected[name] if name in expected else getattr(ATTEMPT, name)), name
