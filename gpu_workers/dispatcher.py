@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from decimal import Decimal
 from typing import Any
 
 from consumers.admission import invalid_outcomes
@@ -23,17 +22,16 @@ from contract.metrics import Metrics
 from contract.money import Tariff, Usage
 from contract.settings import Settings
 from contract.statuses import Waste
-from gpu_workers.credits import Credits, Need
+from gpu_workers.credits import Credits
 from gpu_workers.engine import Completion, Engine, EngineInfo, Job
 from gpu_workers.entrance import Entrance, runs_alone
-from gpu_workers.flights import Flights
+from gpu_workers.flights import Flights, Orphans
 from gpu_workers.judge import Judge
 from gpu_workers.lanes import Waiting
 from gpu_workers.metering import Meter
 from gpu_workers.preparation import Preparation
 from gpu_workers.suspects import Suspects
 from gpu_workers.timeouts import Timeouts
-from storage.rows import AttemptRow
 
 _SCAN_EVERY_NS = 1_000_000_000
 """Between looks at all that waits: while the engine is full, nothing else would tell the late ones."""
@@ -83,7 +81,7 @@ class Dispatcher:
         self._up = False
         self._draining = False
         self._closed_batches = settings.engine.closed_batches
-        self._orphans: list[AttemptRow] = []
+        self.orphans = Orphans()
         self._next_scan_ns = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._empty = asyncio.Event()
@@ -113,13 +111,7 @@ class Dispatcher:
         Asked per lane: long requests that wait for their share must not keep short ones waiting in a window.
         """
         long = self._preparation.is_long(bucket)
-        credits = self._flights.credits
-        return (
-            self._up
-            and not self._closed_batches
-            and not self._entrance.waits(class_name, long=long)
-            and (credits is not None and credits.admits(Need(class_name, long, 0), shorter_wait=False))
-        )
+        return self._up and not self._closed_batches and self._entrance.is_hungry(class_name, long=long)
 
     def _ask_wake(self) -> None:
         if not self._wake_asked and self._loop is not None:
@@ -300,19 +292,9 @@ class Dispatcher:
         """These leave without an outcome here. The GPU time they used is booked alone; marks are taken back."""
         if marked := [item for item in items if item.marked]:
             self._spawn(self._suspects.note_deaths(marked))
-        for item in items:
-            for attempt in item.attempts:
-                attempt.waste = attempt.waste or Waste.ABORTED
-                attempt.charge_usd, attempt.tariff_id = Decimal(0), None
-                self._orphans.append(attempt)
-            item.attempts = []
+        self.orphans.adopt(items)
         self._in_hand.drop(items)
 
     def price_by(self, tariff: Tariff) -> None:
         """Answers from now on are charged by ``tariff``."""
         self._judge.tariff = tariff
-
-    def take_orphans(self) -> list[AttemptRow]:
-        """Attempts without an outcome since the last call, for the ledger."""
-        orphans, self._orphans = self._orphans, []
-        return orphans

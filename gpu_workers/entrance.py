@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
 from consumers.item import Item
-from gpu_workers.credits import Credits
+from gpu_workers.credits import Credits, Need
 from gpu_workers.lanes import Lanes, Waiting
 from gpu_workers.suspects import Suspects
 
@@ -22,7 +22,7 @@ def runs_alone(item: Item) -> bool:
 
 
 class Entrance:
-    """All that waits. Owned by the event loop; ``put`` and ``waits`` may be called from any thread.
+    """All that waits. Owned by the event loop; ``put`` and ``is_hungry`` may be called from any thread.
 
     Args:
         spawn: runs a coroutine on the event loop.
@@ -52,9 +52,12 @@ class Entrance:
         """These wait from now on."""
         self._inbox.append(waiting)
 
-    def waits(self, class_name: str, *, long: bool) -> bool:
-        """Whether anybody of a lane waits."""
-        return bool(self._inbox) or not self._lanes.is_empty(class_name, long=long)
+    def is_hungry(self, class_name: str, *, long: bool) -> bool:
+        """Whether nobody waits who could take a credit of this lane that is free."""
+        credits = self.credits
+        if credits is None or self._inbox or not self._lanes.is_empty(class_name, long=long):
+            return False
+        return credits.admits(Need(class_name, long, 0), shorter_wait=False)
 
     def put_back(self, waiting: Sequence[Waiting]) -> None:
         """These go first in their lanes, in the order given."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from decimal import Decimal
 
 from consumers.item import Item
 from contract.money import Usage
@@ -28,6 +29,27 @@ class Flight:
     stuck_at_ns: int
     cancelled_for: str = ""
     """``deadline``, ``stuck`` or ``drain``; empty: it may go on."""
+
+
+class Orphans:
+    """Attempts that belong to no outcome: the GPU time they used is booked alone, as waste, and nobody pays."""
+
+    def __init__(self) -> None:
+        self._attempts: list[AttemptRow] = []
+
+    def adopt(self, items: Iterable[Item]) -> None:
+        """Takes the attempts away from requests that leave without an outcome."""
+        for item in items:
+            for attempt in item.attempts:
+                attempt.waste = attempt.waste or Waste.ABORTED
+                attempt.charge_usd, attempt.tariff_id = Decimal(0), None
+                self._attempts.append(attempt)
+            item.attempts = []
+
+    def take(self) -> list[AttemptRow]:
+        """Those since the last call, for the ledger."""
+        attempts, self._attempts = self._attempts, []
+        return attempts
 
 
 class Flights:

@@ -358,7 +358,7 @@ class Worker:
         if self._unsent is None:
             row = self._unsent = self._meter.flush(time.monotonic_ns(), int(time.time() * 1000))
             self._unsent_provisioned_ns = self._meter.provisioned_ns()
-            self._unsent_waste = self._dispatcher.take_orphans()
+            self._unsent_waste = self._dispatcher.orphans.take()
             for state in WorkerState:
                 self._metrics.count("headrace_worker_seconds_total", state, by=getattr(row, f"{state}_ns", 0) / 1e9)
         await asyncio.to_thread(send, self._unsent, self._unsent_provisioned_ns, self._unsent_waste)  # type: ignore[arg-type]
