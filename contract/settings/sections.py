@@ -1,29 +1,13 @@
-"""All settings: field, default, bound and meaning stand together. Frozen after load.
-
-One file, ``headrace.toml``, plus the environment: ``HEADRACE_<SECTION>__<FIELD>``, deeper tables by
-further ``__`` (``HEADRACE_CLASSES__ONLINE__WINDOW__MAX_WAIT_MS=20``). Units stand in the names. The
-environment is read here and nowhere else. ``headrace config show`` prints every field with its
-value, where that came from, its bound and its meaning.
-"""
+"""Every field with its default, bound and meaning. Units stand in the names."""
 
 from __future__ import annotations
 
-import difflib
-import json
-import os
-import re
-import tomllib
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from contract import routing
-from contract.errors import SettingsError
-
-ENV_PREFIX = "HEADRACE_"
-DEFAULT_FILE = "headrace.toml"
 
 
 def _doc(text: str, **bounds: Any) -> msgspec.Meta:
@@ -92,7 +76,7 @@ class PriorityClass(_Section, frozen=True):
     max_in_flight_bytes: Annotated[int, _doc("The same in bytes of records.", ge=65_536, le=2**40)] = 67_108_864
 
 
-def _classes() -> dict[str, PriorityClass]:
+def default_classes() -> dict[str, PriorityClass]:
     return {
         "online": PriorityClass(rank=0, reserved_slots=8, default_deadline_ms=30_000),
         "offline": PriorityClass(
@@ -257,7 +241,7 @@ class Settings(_Section, frozen=True):
 
     kafka: Kafka = Kafka()
     topics: Topics = Topics()
-    classes: dict[str, PriorityClass] = msgspec.field(default_factory=_classes)
+    classes: dict[str, PriorityClass] = msgspec.field(default_factory=default_classes)
     buckets: Buckets = Buckets()
     pools: dict[str, Pool] = msgspec.field(default_factory=lambda: {"default": Pool()})
     postgres: Postgres = Postgres()
@@ -276,252 +260,6 @@ class Settings(_Section, frozen=True):
         """The classes this worker takes, highest rank first."""
         chosen = self.worker.classes or list(self.classes)
         return {name: self.classes[name] for name in sorted(chosen, key=lambda name: self.classes[name].rank)}
-
-
-def load(file: str | os.PathLike[str] | None = None, environ: Mapping[str, str] | None = None) -> Settings:
-    """Settings from ``file`` (default: ``$HEADRACE_CONFIG``, else ``headrace.toml`` if there) and environment.
-
-    Raises ``SettingsError`` that names the field, the value and the fix.
-    """
-    env = os.environ if environ is None else environ
-    return build(read(file, env)[0])
-
-
-def read(file: str | os.PathLike[str] | None, environ: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The raw tree of settings given, and for each dotted field where it came from."""
-    named = file or environ.get(f"{ENV_PREFIX}CONFIG")
-    path = Path(named or DEFAULT_FILE)
-    tree: dict[str, Any] = {}
-    if named or path.exists():
-        try:
-            tree = tomllib.loads(path.read_text("utf-8-sig"))
-        except OSError as error:
-            raise SettingsError("config file", str(path), f"cannot be read: {error.strerror}") from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise SettingsError("config file", str(path), f"is not TOML: {error}") from error
-    origins = {field: str(path) for field, _ in _leaves(tree)}
-    for name, value in environ.items():
-        if not name.startswith(ENV_PREFIX) or "__" not in name:
-            continue
-        *tables, leaf = name[len(ENV_PREFIX) :].lower().split("__")
-        node = tree
-        for table in tables:
-            node = node.setdefault(table, {})
-            if not isinstance(node, dict):
-                raise SettingsError(name, value, f"{table} is not a table")
-        node[leaf] = _from_env(value)
-        origins[".".join([*tables, leaf])] = f"${name}"
-    return tree, origins
-
-
-def build(tree: Mapping[str, Any]) -> Settings:
-    """Settings from a raw tree. Named entries of ``classes`` and ``pools`` overlay the defaults."""
-    try:
-        tree = _with_default_classes(tree)
-        settings = msgspec.convert(tree, Settings, strict=False)
-    except msgspec.ValidationError as error:
-        raise _explain(error, tree) from None
-    _cross_check(settings)
-    return settings
-
-
-def _with_default_classes(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """A file that sets one field of class ``online`` keeps the other defaults of that class."""
-    merged = dict(tree)
-    classes = merged.get("classes")
-    if isinstance(classes, dict):
-        defaults = msgspec.to_builtins(_classes())
-        merged["classes"] = {
-            name: _overlay(defaults[name], given) if name in defaults and isinstance(given, dict) else given
-            for name, given in classes.items()
-        }
-        if not any(isinstance(given, dict) and "rank" in given for given in classes.values()):
-            merged["classes"] = defaults | merged["classes"]
-    return merged
-
-
-def _overlay(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(base)
-    for name, value in over.items():
-        old = merged.get(name)
-        merged[name] = _overlay(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
-    return merged
-
-
-def _cross_check(settings: Settings) -> None:
-    _check_endpoint(settings.engine)
-    slots = settings.engine.slots
-    reserved = sum(cls.reserved_slots for cls in settings.worker_classes.values()) if _classes_known(settings) else 0
-    if reserved >= slots:
-        field = "engine.max_requests" if slots == settings.engine.max_requests else "engine.http_connections"
-        raise SettingsError(field, slots, f"must exceed the classes' reserved_slots, {reserved} in all")
-    if settings.topics.min_insync_replicas > settings.topics.replication:
-        raise SettingsError(
-            "topics.min_insync_replicas",
-            settings.topics.min_insync_replicas,
-            f"must be at most topics.replication = {settings.topics.replication}",
-        )
-    for kind, names in (("class", settings.classes), ("bucket", settings.buckets.edges), ("pool", settings.pools)):
-        if not names:
-            raise SettingsError(kind, {}, "at least one is needed")
-        for name in names:
-            if not routing.is_word(name):
-                raise SettingsError(f"name of a {kind}", name, "use a-z, 0-9, - and _, up to 63 characters")
-    edges = list(settings.buckets.edges.values())
-    if edges != sorted(set(edges)):
-        raise SettingsError("buckets.edges", settings.buckets.edges, "edges must rise from short to long")
-    for field, name in (("worker.pool", settings.worker.pool), ("client.pool", settings.client.pool)):
-        if name not in settings.pools:
-            raise SettingsError(field, name, f"is not one of [pools]: {', '.join(settings.pools)}")
-    if settings.client.class_name not in settings.classes:
-        raise SettingsError(
-            "client.class_name", settings.client.class_name, f"is not one of [classes]: {', '.join(settings.classes)}"
-        )
-    if settings.worker.dead_after_s * 1000 <= settings.kafka.session_timeout_ms:
-        raise SettingsError(
-            "worker.dead_after_s",
-            settings.worker.dead_after_s,
-            f"must exceed kafka.session_timeout_ms = {settings.kafka.session_timeout_ms}",
-        )
-    if settings.postgres.results_days < settings.postgres.key_horizon_days:
-        raise SettingsError(
-            "postgres.results_days",
-            settings.postgres.results_days,
-            f"must be at least postgres.key_horizon_days = {settings.postgres.key_horizon_days}, "
-            "else a duplicate could not be answered from the store",
-        )
-    if settings.postgres.key_horizon_days * 24 <= settings.topics.retention_hours:
-        raise SettingsError(
-            "postgres.key_horizon_days",
-            settings.postgres.key_horizon_days,
-            f"must be longer than topics.retention_hours = {settings.topics.retention_hours}, "
-            "else a late duplicate would be computed again",
-        )
-
-
-def _check_endpoint(engine: Engine) -> None:
-    if engine.kind != "http":
-        return
-    if not re.match(r"https?://[^/?#\s@]+(/[^?#\s]*)?$", engine.http_url):
-        raise SettingsError(
-            "engine.http_url",
-            engine.http_url,
-            'must be a URL such as "http://127.0.0.1:8000/v1" (engine.kind is "http")',
-        )
-
-
-def _classes_known(settings: Settings) -> bool:
-    for name in settings.worker.classes:
-        if name not in settings.classes:
-            raise SettingsError("worker.classes", name, f"is not one of [classes]: {', '.join(settings.classes)}")
-    return True
-
-
-def _from_env(value: str) -> Any:
-    """Tables and lists are given as TOML; everything else stays text and is converted by its field's type."""
-    if value[:1] in ("{", "["):
-        try:
-            return tomllib.loads(f"v = {value}")["v"]
-        except tomllib.TOMLDecodeError:
-            return value
-    return value
-
-
-_PATH = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
-_UNKNOWN = re.compile(r"unknown field `(?P<name>[^`]*)`")
-
-
-def _explain(error: msgspec.ValidationError, tree: Mapping[str, Any]) -> SettingsError:
-    text = str(error)
-    found = _PATH.search(text)
-    path = _with_entry_names(found["path"], text, tree) if found else ""
-    message = text[: found.start()] if found else text
-    if unknown := _UNKNOWN.search(text):
-        field = f"{path}.{unknown['name']}".lstrip(".")
-        # Compared within its own table first: a class of the user's own has the fields of any class.
-        known = {leaf.rpartition(".")[2]: leaf for leaf, _, _ in fields() if _same_table(leaf, path)}
-        close = difflib.get_close_matches(unknown["name"], known, n=1)
-        if close:
-            fix = f"is not a setting; did you mean {path}.{close[0]}?"
-        else:
-            close = difflib.get_close_matches(
-                field, [*Settings.__struct_fields__, *(leaf for leaf, _, _ in fields())], n=1
-            )
-            fix = (
-                f"is not a setting; did you mean {close[0]}?" if close else "is not a setting; see headrace config show"
-            )
-        return SettingsError(field, _lookup(tree, field), fix)
-    choices = next(((meta.extra or {}).get("choices") for leaf, _, meta in fields() if leaf == path), None)
-    fix = f"must be one of {', '.join(choices)}" if choices else message.replace("`", "").replace("Expected", "must be")
-    return SettingsError(path, _lookup(tree, path), fix)
-
-
-def _with_entry_names(path: str, text: str, tree: Mapping[str, Any]) -> str:
-    """``path`` with msgspec's ``[...]`` (some entry of a table of entries) replaced by the entry's name."""
-    table, found, rest = path.partition("[...]")
-    if not found:
-        return path
-    for name, entry in _lookup(tree, table).items():
-        try:
-            msgspec.convert(_replace(tree, table.split("."), {name: entry}), Settings, strict=False)
-        except msgspec.ValidationError as error:
-            if str(error) == text:
-                return f"{table}.{name}{rest}"
-    return path
-
-
-def _replace(tree: Mapping[str, Any], path: list[str], value: Any) -> dict[str, Any]:
-    name, *rest = path
-    return {**tree, name: _replace(tree[name], rest, value) if rest else value}
-
-
-def _same_table(leaf: str, path: str) -> bool:
-    table, _, _ = leaf.rpartition(".")
-    if path.split(".")[0] in ("classes", "pools"):
-        return table.split(".")[0::2] == path.split(".")[0::2] and table.count(".") == path.count(".")
-    return table == path
-
-
-def _lookup(tree: Any, path: str) -> Any:
-    for part in path.replace("[", ".[").split("."):
-        if isinstance(tree, list) and part.startswith("["):
-            tree = tree[int(part.strip("[]"))]
-        elif isinstance(tree, Mapping):
-            tree = tree.get(part)
-    return tree
-
-
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in tree.items():
-        if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
-
-
-def environment(settings: Settings) -> dict[str, str]:
-    """The environment that gives a child process these settings: ``load(None, environment(s)) == s``.
-
-    Fields at their defaults are left out, unless they belong to a changed set of classes or pools.
-    """
-    default = Settings()
-    defaults = {name: value for name, value, _ in fields(default)}
-    changed = [table for table in ("classes", "pools") if getattr(settings, table) != getattr(default, table)]
-    return {
-        ENV_PREFIX + name.upper().replace(".", "__"): value if isinstance(value, str) else toml(value)
-        for name, value, _ in fields(settings)
-        if name.partition(".")[0] in changed or defaults.get(name, ...) != value
-    }
-
-
-def toml(value: Any) -> str:
-    """A setting's value as TOML writes it, on one line."""
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{json.dumps(name)} = {toml(item)}" for name, item in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(toml(item) for item in value) + "]"
-    # Of text, numbers and truth, TOML's form is JSON's.
-    return json.dumps(value, ensure_ascii=False)
 
 
 def fields(settings: Settings | None = None) -> Iterator[tuple[str, Any, msgspec.Meta]]:
