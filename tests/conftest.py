@@ -40,6 +40,7 @@ for _name in [name for name in os.environ if name.startswith(contract_settings.E
     del os.environ[_name]
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Under ``pytest -n`` some tests stay together in one process, one by one, in their order.
 
@@ -49,6 +50,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("vllm") or "test_engines" in item.nodeid:
             item.add_marker(pytest.mark.xdist_group("engines"))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Tests that share an engine and yet are torn apart fail in ways that nobody understands: say it at once."""
+    if hasattr(session.config, "workerinput"):
+        for item in session.items:
+            if item.get_closest_marker("xdist_group") and not item.nodeid.endswith("@engines"):
+                raise pytest.UsageError(f"pytest-xdist ignores the group of {item.nodeid}: run with --dist loadgroup")
 
 
 @pytest.fixture(scope="session")

@@ -111,7 +111,7 @@ def test_broker_of_the_compose_file_is_the_version_that_tests_run() -> None:
 
 def test_image_copies_every_package_and_nothing_that_is_ignored() -> None:
     copied = {word for line in re.findall(r"^COPY (.*)$", DOCKERFILE, re.MULTILINE) for word in line.split()[:-1]}
-    packages = {folder.parent.name for folder in ROOT.glob("*/__init__.py")} - {"tests"}
+    packages = {folder.parent.name for folder in ROOT.glob("*/__init__.py")} - {"tests", "benchmarks"}
     kept = {line[1:] for line in (ROOT / ".dockerignore").read_text("utf-8").splitlines() if line.startswith("!")}
     assert copied == packages | {"requirements", "pyproject.toml", "README.md"}
     assert kept == copied
