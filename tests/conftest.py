@@ -56,7 +56,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Tests that share an engine and yet are torn apart fail in ways that nobody understands: say it at once."""
     if hasattr(session.config, "workerinput"):
         for item in session.items:
-            if item.get_closest_marker("xdist_group") and not item.nodeid.endswith("@engines"):
+            if item.get_closest_marker("xdist_group") and "@" not in item.nodeid:
                 raise pytest.UsageError(f"pytest-xdist ignores the group of {item.nodeid}: run with --dist loadgroup")
 
 
