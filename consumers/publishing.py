@@ -10,7 +10,6 @@ bounded by the intakes' marks.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import enum
 import threading
@@ -23,6 +22,7 @@ from consumers.crash import CrashPoint, Point
 from consumers.dead_letters import dead_letter
 from consumers.in_hand import InHand
 from consumers.item import Headers, Item, Outcome
+from consumers.outcome_queue import OutcomeQueue
 from contract import logs
 from contract.errors import FatalError
 from contract.routing import Header
@@ -80,9 +80,7 @@ class Publishing:
         self._names = settings.names
         self._dead_bytes = config.dead_message_bytes(settings)
         self._crash = CrashPoint(settings.worker.crash_at)
-        self._queue: collections.deque[Outcome] = collections.deque()
-        self._ready = threading.Condition()
-        self._waiting = False
+        self._queue = OutcomeQueue()
         self._unacknowledged = 0
         self._refused: list[_Record] = []
         self._resent: set[_Record] = set()
@@ -100,16 +98,12 @@ class Publishing:
 
     def put(self, outcomes: Sequence[Outcome]) -> None:
         """Takes outcomes that are durable; never blocks."""
-        self._queue.extend(outcomes)
-        if self._waiting:
-            with self._ready:
-                self._ready.notify()
+        self._queue.put(outcomes)
 
     def stop(self, deadline: float) -> None:
         """Publishes what was put, until ``deadline`` (monotonic s); returns when the thread ended."""
         self._deadline = deadline
-        with self._ready:
-            self._ready.notify()
+        self._queue.wake()
         if self._thread.ident is not None:
             self._thread.join(max(0.0, deadline - time.monotonic()) + 5.0)
 
@@ -143,13 +137,9 @@ class Publishing:
 
     def _gather(self) -> list[Outcome]:
         """What is to be sent; waits for it only while nothing is on its way."""
-        if not self._queue and not self._unacknowledged:
-            with self._ready:
-                self._waiting = True
-                if not self._queue:
-                    self._ready.wait(_IDLE_WAIT_S)
-                self._waiting = False
-        return [self._queue.popleft() for _ in range(len(self._queue))]
+        if not self._unacknowledged:
+            self._queue.wait(_IDLE_WAIT_S)
+        return self._queue.take(len(self._queue))
 
     def _publish(self, outcome: Outcome) -> None:
         pieces = [_Piece.RESULT]

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 
 from consumers.crash import CrashPoint, Point
 from consumers.item import Outcome
+from consumers.outcome_queue import OutcomeQueue
 from contract import logs
 from contract.errors import HeadraceError, StorageDown
 from contract.metrics import Metrics
@@ -53,9 +54,7 @@ class Settler:
         self._max_wait_s = settings.worker.settle_max_wait_ms / 1000
         self._uncleared: list[str] = []
         self._crash = CrashPoint(settings.worker.crash_at)
-        self._queue: collections.deque[Outcome] = collections.deque()
-        self._ready = threading.Condition()
-        self._waiting = False
+        self._queue = OutcomeQueue()
         self._deadline: float | None = None
         self.storage_up = True
         self._log = logs.get("consumers")
@@ -68,16 +67,12 @@ class Settler:
 
     def put(self, outcomes: Sequence[Outcome]) -> None:
         """Takes outcomes; never blocks."""
-        self._queue.extend(outcomes)
-        if self._waiting:
-            with self._ready:
-                self._ready.notify()
+        self._queue.put(outcomes)
 
     def stop(self, deadline: float) -> None:
         """Settles what was put, until ``deadline`` (monotonic s); returns when the thread ended."""
         self._deadline = deadline
-        with self._ready:
-            self._ready.notify()
+        self._queue.wake()
         if self._thread.ident is not None:
             self._thread.join(max(0.0, deadline - time.monotonic()) + 5.0)
 
@@ -97,16 +92,11 @@ class Settler:
 
     def _gather(self) -> list[Outcome]:
         """The next batch; empty when nothing came in time."""
-        if not self._queue:
-            with self._ready:
-                self._waiting = True
-                if not self._queue:
-                    self._ready.wait(_IDLE_WAIT_S)
-                self._waiting = False
+        self._queue.wait(_IDLE_WAIT_S)
         if self._queue and len(self._queue) < self._max_requests and self._max_wait_s and self._deadline is None:
             time.sleep(self._max_wait_s)  # company: a transaction costs the same for one and for many
         count = min(len(self._queue), self._max_requests)
-        return [self._queue.popleft() for _ in range(count)]
+        return self._queue.take(count)
 
     def _settle(self, batch: list[Outcome]) -> None:
         now_ms = int(time.time() * 1000)
