@@ -96,14 +96,15 @@ def _figures(site: Site, benchmark: Benchmark, runs: int) -> list[Figure]:
 
 
 def _show(site: Site, lines: Path, *, to_results: bool) -> None:
-    text = table([goal for benchmark in BENCHMARKS for goal in benchmark.goals], results.lines(lines))
+    goals = [goal for benchmark in BENCHMARKS for goal in benchmark.goals]
     if not to_results:
-        print(text)
+        print(table(goals, results.lines(lines), {}))
         return
     site.start()
     with psycopg.connect(site.postgres.url) as connection:
         version = connection.execute("SHOW server_version").fetchone()
     about = machine.describe(str(version[0]) if version else "")
+    text = table(goals, results.lines(lines), results.rows_between_markers("bench"))
     results.put_between_markers("bench", "Speed (`make bench`)", f"{about}\n{text}")
 
 

@@ -59,16 +59,18 @@ class Figure:
         return dataclasses.asdict(self)
 
 
-def table(goals: Iterable[Goal], lines: Iterable[Mapping[str, Any]]) -> str:
-    """The table of RESULTS.md: figures in the order of ``goals``, those that were not measured left out."""
-    measured = {str(line["name"]): line for line in lines}
+def table(goals: Sequence[Goal], lines: Iterable[Mapping[str, Any]], former: Mapping[str, str]) -> str:
+    """The table of RESULTS.md, in the order of ``goals``: rows of ``lines``, else the ``former`` ones (by name)."""
+    rows = dict(former)
+    whats = {goal.name: goal.what for goal in goals}
+    for line in lines:
+        name = str(line["name"])
+        rows[name] = (
+            f"| `{name}` | {whats.get(name, '')} | {line['value']:,} {line['unit']} | {line['target']} "
+            f"| {_WORDS[line['holds']]} | {', '.join(f'{run:,}' for run in line['runs'])} |\n"
+        )
     head = "| figure | what | value | target | holds | runs |\n|---|---|--:|---|---|---|\n"
-    return head + "".join(
-        f"| `{goal.name}` | {goal.what} | {line['value']:,} {line['unit']} | {line['target']} "
-        f"| {_WORDS[line['holds']]} | {', '.join(f'{run:,}' for run in line['runs'])} |\n"
-        for goal in goals
-        if (line := measured.get(goal.name)) is not None
-    )
+    return head + "".join(rows[name] for name in whats if name in rows)
 
 
 def _short(value: float) -> float:

@@ -40,6 +40,16 @@ def put_between_markers(name: str, heading: str, text: str, file: Path = RESULTS
         file.write_text(f"{before}{begin}\n{text}{end}{rest.partition(end)[2]}")
 
 
+def rows_between_markers(name: str, file: Path = RESULTS) -> dict[str, str]:
+    """The rows of the table between the markers ``name``, by the name in their first cell, line ends included.
+
+    A table is made anew from what this checkout measured and, for the rest, from these.
+    """
+    text = file.read_text() if file.exists() else ""
+    table = text.partition(f"<!-- {name}: begin -->")[2].partition(f"<!-- {name}: end -->")[0]
+    return {row.split("`")[1]: row for row in table.splitlines(keepends=True) if row.startswith("| `")}
+
+
 @contextlib.contextmanager
 def _locked(file: Path) -> Iterator[None]:
     """Holds the folder of ``file`` against other writers."""

@@ -71,19 +71,22 @@ def run(site: Site, fault: Fault, rounds: int, seed: int) -> Row | None:
 
 
 def write_table() -> None:
-    """Puts the rows of ``build/faults.jsonl`` between the markers of RESULTS.md."""
-    rows = {str(line["name"]): line for line in results.lines(LINES)}
+    """Puts the rows of ``build/faults.jsonl`` between the markers of RESULTS.md, beside those of other faults."""
+    rows = results.rows_between_markers("faults")
+    lines = {str(line["name"]): line for line in results.lines(LINES)}
+    for fault in FAULTS:
+        if (row := lines.get(fault.name)) is not None:
+            rows[fault.name] = (
+                f"| `{fault.name}` | {fault.what} | {row['rounds']} | {row['requests']} | {row['lost']} "
+                f"| {row['doubled']} | {row['double_charged']} | {row['stuck']} "
+                f"| {row['recovery_p50_s']} / {row['recovery_max_s']} | {fault.bound_s or ''} | {row['wasted_gpu_s']} "
+                f"| {row['seed']} |\n"
+            )
     head = (
         "| fault | what | rounds | requests | lost | doubled | charged twice | stuck | recovery P50 / max, s "
         "| bound, s | GPU s wasted | seed |\n|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|\n"
     )
-    body = "".join(
-        f"| `{fault.name}` | {fault.what} | {row['rounds']} | {row['requests']} | {row['lost']} | {row['doubled']} "
-        f"| {row['double_charged']} | {row['stuck']} | {row['recovery_p50_s']} / {row['recovery_max_s']} "
-        f"| {fault.bound_s or ''} | {row['wasted_gpu_s']} | {row['seed']} |\n"
-        for fault in FAULTS
-        if (row := rows.get(fault.name)) is not None
-    )
+    body = "".join(rows[fault.name] for fault in FAULTS if fault.name in rows)
     results.put_between_markers("faults", "Faults (`make faults`)", head + body)
 
 

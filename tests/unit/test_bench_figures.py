@@ -46,8 +46,17 @@ def test_target_is_judged_before_the_value_is_rounded() -> None:
 def test_table_keeps_the_order_of_goals_and_leaves_out_what_was_not_measured() -> None:
     goals = [Goal("b", "second", "/s"), Goal("a", "first", "×", "≥ 2"), Goal("c", "never run", "×")]
     lines = [Figure.of(goals[1], [1.5]).line(), Figure.of(goals[0], [12345.6]).line()]
-    rows = table(goals, lines).splitlines()[2:]
+    rows = table(goals, lines, {}).splitlines()[2:]
     assert rows == ["| `b` | second | 12,346 /s | report |  | 12,346 |", "| `a` | first | 1.5 × | ≥ 2 | **no** | 1.5 |"]
+
+
+def test_row_of_another_day_stays_until_it_is_measured_anew(tmp_path: Path) -> None:
+    goals = [Goal("a", "first", "×"), Goal("b", "second", "×")]
+    file = tmp_path / "RESULTS.md"
+    results.put_between_markers("x", "H", table(goals, [Figure.of(goal, [1.0]).line() for goal in goals], {}), file)
+    former = results.rows_between_markers("x", file)
+    rows = table(goals, [Figure.of(goals[1], [2.0]).line()], former).splitlines()[2:]
+    assert rows == ["| `a` | first | 1.0 × | report |  | 1.0 |", "| `b` | second | 2.0 × | report |  | 2.0 |"]
 
 
 def test_new_line_takes_the_place_of_the_former_one_of_its_name(tmp_path: Path) -> None:
