@@ -1,10 +1,14 @@
 """Makes outcomes durable: Postgres commit → results topic acknowledged → offset done, in this order.
 
-The first step, on one thread. Outcomes gather while the transaction before them runs; then one transaction
-takes them all, the database's verdict says which row is visible, and that one goes to be published
-(``publishing``, a thread of its own) while the next transaction runs.
+The first step. Outcomes gather while the transaction before them runs; then one transaction takes them all,
+the database's verdict says which row is visible, and that one goes to be published (``publishing``, a
+thread of its own) while the next transaction runs.
 
-When Postgres is away the batch is kept and tried again; what gathers behind it is bounded by the
+Two threads do this side by side: one prepares its rows while Postgres works on the other's, and a few
+online outcomes do not stand behind a large offline transaction. The order between two settlements means
+nothing: a key is in hand once, and offsets go by the lowest unfinished record.
+
+When Postgres is away the batches are kept and tried again; what gathers behind it is bounded by the
 intakes' marks.
 """
 
@@ -30,11 +34,11 @@ _STORAGE_RETRY_S = (0.1, 0.2, 0.5, 1.0)
 
 
 class Settler:
-    """Takes outcomes from any thread; its own thread settles them.
+    """Takes outcomes from any thread; its own threads settle them.
 
     Args:
-        publish: takes outcomes that are durable, on the settlement thread; must not block.
-        failed: told the error that ended the thread (``Fenced`` among them).
+        publish: takes outcomes that are durable, on a settlement thread; must not block.
+        failed: told the error that ended a thread (``Fenced`` among them).
     """
 
     def __init__(
@@ -52,31 +56,36 @@ class Settler:
         self._metrics = metrics
         self._max_requests = settings.worker.settle_max_requests
         self._max_wait_s = settings.worker.settle_max_wait_ms / 1000
-        self._uncleared: list[str] = []
+        self._uncleared: collections.deque[str] = collections.deque()
         self._crash = CrashPoint(settings.worker.crash_at)
         self._queue = OutcomeQueue()
         self._deadline: float | None = None
         self.storage_up = True
         self._log = logs.get("consumers")
-        self._thread = threading.Thread(target=self._run, name="settlement", daemon=True)
+        self._threads = [
+            threading.Thread(target=self._run, name=f"settlement-{number}", daemon=True)
+            for number in range(settings.worker.settlers)
+        ]
 
     # -- any thread -------------------------------------------------------------------------------
 
     def start(self) -> None:
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def put(self, outcomes: Sequence[Outcome]) -> None:
         """Takes outcomes; never blocks."""
         self._queue.put(outcomes)
 
     def stop(self, deadline: float) -> None:
-        """Settles what was put, until ``deadline`` (monotonic s); returns when the thread ended."""
+        """Settles what was put, until ``deadline`` (monotonic s); returns when the threads ended."""
         self._deadline = deadline
         self._queue.wake()
-        if self._thread.ident is not None:
-            self._thread.join(max(0.0, deadline - time.monotonic()) + 5.0)
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(max(0.0, deadline - time.monotonic()) + 5.0)
 
-    # -- the thread -------------------------------------------------------------------------------
+    # -- the threads ------------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
@@ -95,8 +104,7 @@ class Settler:
         self._queue.wait(_IDLE_WAIT_S)
         if self._queue and len(self._queue) < self._max_requests and self._max_wait_s and self._deadline is None:
             time.sleep(self._max_wait_s)  # company: a transaction costs the same for one and for many
-        count = min(len(self._queue), self._max_requests)
-        return self._queue.take(count)
+        return self._queue.take(self._max_requests)
 
     def _settle(self, batch: list[Outcome]) -> None:
         now_ms = int(time.time() * 1000)
@@ -146,13 +154,14 @@ class Settler:
         raise AssertionError("unreachable")
 
     def _clear_suspects(self, keys: list[str]) -> None:
-        self._uncleared += keys
-        if not self._uncleared:
+        while self._uncleared:
+            keys.append(self._uncleared.pop())
+        if not keys:
             return
         try:
-            self._store.clear_suspects(self._uncleared)
-            self._uncleared = []
+            self._store.clear_suspects(keys)
         except HeadraceError as error:  # tried again with the next settlement
+            self._uncleared.extend(keys)
             self._log.warning("settlement.suspects_not_cleared", error=str(error))
 
     def _count(self, outcomes: list[Outcome]) -> None:

@@ -150,6 +150,7 @@ class Worker(_Section, frozen=True):
     ] = 3
     drain_timeout_s: Annotated[float, _doc("One deadline for the whole of a shutdown.", gt=0, le=3_600)] = 30.0
     revoke_timeout_s: Annotated[float, _doc("One deadline for settling revoked partitions.", gt=0, le=300)] = 4.0
+    settlers: Annotated[int, _doc("Settlements under way at a time, each with a connection.", ge=1, le=16)] = 2
     settle_max_requests: Annotated[int, _doc("Largest settlement.", ge=1, le=100_000)] = 2_000
     settle_max_wait_ms: Annotated[int, _doc("An outcome waits at most this for company.", ge=0, le=10_000)] = 5
     offset_distance: Annotated[
