@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
+
+import msgspec
 
 from contract import identity, messages
 from contract.errors import InvalidRequest
@@ -165,8 +166,7 @@ def number(value: bytes | None) -> int | None:
     return int(value)
 
 
-@dataclasses.dataclass(slots=True)
-class Outcome:
+class Outcome(msgspec.Struct):
     """How an item ended, on its way to settlement."""
 
     item: Item

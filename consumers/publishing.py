@@ -10,11 +10,12 @@ bounded by the intakes' marks.
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import threading
 import time
 from collections.abc import Callable, Sequence
+
+import msgspec
 
 from broker import config
 from broker.publisher import Failure, FailureKind, Publisher
@@ -44,8 +45,7 @@ class _Piece(enum.Enum):
     DEAD = enum.auto()
 
 
-@dataclasses.dataclass(slots=True, eq=False)
-class _Record:
+class _Record(msgspec.Struct, eq=False):
     """A record on its way to the broker."""
 
     outcome: Outcome

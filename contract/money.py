@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from decimal import Context, Decimal
 
+import msgspec
+
 _MILLION = Decimal(1_000_000)
 _EXACT = Context(prec=60)
 """Wide enough that no product or sum here is ever rounded."""
@@ -12,8 +14,7 @@ _EXACT = Context(prec=60)
 NS_PER_HOUR = 3_600_000_000_000
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True):
     """Tokens of one request as the engine counted them.
 
     ``prompt_tokens`` includes ``cached_tokens`` (vLLM's and OpenAI's convention); ``output_tokens``

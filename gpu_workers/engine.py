@@ -11,6 +11,8 @@ import dataclasses
 from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
+import msgspec
+
 from contract.errors import EngineDied, HeadraceError, InvalidRequest
 from contract.messages import Request
 from contract.money import Usage
@@ -29,8 +31,7 @@ class EngineInfo:
     """Processes that belong to the engine, besides this one."""
 
 
-@dataclasses.dataclass(slots=True)
-class Prepared:
+class Prepared(msgspec.Struct):
     """A request ready for the engine: exactly typed, tokenised, checked. Survives an engine restart."""
 
     request: Request
@@ -46,8 +47,7 @@ class Prepared:
         return self.prompt_tokens + self.max_output_tokens * self.request.n
 
 
-@dataclasses.dataclass(slots=True)
-class Job:
+class Job(msgspec.Struct):
     """One attempt of one prepared request. ``job_id`` is unique over the worker's life."""
 
     job_id: int
@@ -56,8 +56,7 @@ class Job:
     """Lower is served first."""
 
 
-@dataclasses.dataclass(slots=True)
-class Completion:
+class Completion(msgspec.Struct):
     """How a job ended. Exactly one of choices and error is set; usage counts what was really done."""
 
     job_id: int

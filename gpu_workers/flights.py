@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from decimal import Decimal
+
+import msgspec
 
 from consumers.item import Item
 from contract.money import Usage
@@ -18,8 +19,7 @@ from gpu_workers.timeouts import Timeouts
 from storage.rows import AttemptRow
 
 
-@dataclasses.dataclass(slots=True)
-class Flight:
+class Flight(msgspec.Struct):
     """One attempt that is under way."""
 
     item: Item

@@ -7,15 +7,15 @@ the others when its share of the slots is used up.
 from __future__ import annotations
 
 import collections
-import dataclasses
 from collections.abc import Callable, Iterable
+
+import msgspec
 
 from consumers.item import Item
 from gpu_workers.credits import Need
 
 
-@dataclasses.dataclass(slots=True)
-class Waiting:
+class Waiting(msgspec.Struct):
     """A prepared request and what it would hold."""
 
     item: Item

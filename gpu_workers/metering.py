@@ -13,7 +13,7 @@ to divide (see ``weight``), not what a profiler would measure.
 
 from __future__ import annotations
 
-import dataclasses
+import msgspec
 
 from contract.statuses import WorkerState
 from storage.rows import TimeRow
@@ -34,8 +34,7 @@ def weight(prompt_tokens: int, output_tokens: int, choices: int) -> int:
     return choices * _WEIGHT_SCALE + (prompt_tokens * _WEIGHT_SCALE) // (_PREFILL_TOKEN_COST * max(1, output_tokens))
 
 
-@dataclasses.dataclass(slots=True)
-class _Member:
+class _Member(msgspec.Struct):
     weight: int
     entered_at: int
     """Virtual time."""

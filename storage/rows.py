@@ -10,6 +10,7 @@ import datetime as dt
 from decimal import Decimal
 from typing import NamedTuple
 
+import msgspec
 import orjson
 
 from contract.messages import ErrorBody, Result, UsageBody, clean_text, encode_result
@@ -24,8 +25,7 @@ def day_of(time_ms: int) -> dt.date:
     return dt.datetime.fromtimestamp(time_ms / 1000, dt.UTC).date()
 
 
-@dataclasses.dataclass(slots=True, kw_only=True)
-class ResultRow:
+class ResultRow(msgspec.Struct, kw_only=True):
     """One row of ``results``: everything a visible result says, so that a duplicate can be answered from it."""
 
     key: str
@@ -140,8 +140,7 @@ class ResultRow:
         return None if not self.tags else orjson.dumps(self.tags).decode()
 
 
-@dataclasses.dataclass(slots=True, kw_only=True)
-class AttemptRow:
+class AttemptRow(msgspec.Struct, kw_only=True):
     """One attempt in an engine: its share of GPU time and, for the one that won, its charge.
 
     Primary key (worker_epoch, seq). ``waste`` says why nobody pays; None means it answered.
@@ -161,16 +160,14 @@ class AttemptRow:
     ended_ms: int
 
 
-@dataclasses.dataclass(slots=True)
-class Settlement:
+class Settlement(msgspec.Struct):
     """One outcome on its way into the database: a row and the attempts behind it."""
 
     result: ResultRow
-    attempts: list[AttemptRow] = dataclasses.field(default_factory=list)
+    attempts: list[AttemptRow] = msgspec.field(default_factory=list)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True):
     """What the database decided. ``result`` is the visible one: ours, with its generation, or the winner's."""
 
     won: bool

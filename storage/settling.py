@@ -16,13 +16,13 @@ alone, and is then settled as ``failed`` with code ``unstorable``.
 
 from __future__ import annotations
 
-import dataclasses
 import datetime as dt
 import decimal
 import time
 from collections.abc import Collection, Sequence
 from typing import Any
 
+import msgspec
 import psycopg
 import sqlalchemy as sa
 from sqlalchemy import exc
@@ -40,8 +40,7 @@ _MESSAGE_CHARS = 500
 _EXACT = decimal.Context(prec=60)
 
 
-@dataclasses.dataclass(slots=True)
-class _Entry:
+class _Entry(msgspec.Struct):
     """One settlement of a batch, with what the transaction needs to know of it."""
 
     settlement: Settlement
@@ -98,7 +97,7 @@ class Settling:
         row = settlement.result
         constraint = getattr(getattr(original(error), "diag", None), "constraint_name", None) or ""
         bare = _bare(settlement, error)
-        nameless = dataclasses.replace(bare.result, id=None)  # its id may be too long for the index
+        nameless = msgspec.structs.replace(bare.result, id=None)  # its id may be too long for the index
         candidates = [bare, Settlement(nameless, bare.attempts), Settlement(bare.result), Settlement(nameless)]
         if constraint.startswith("results_") and constraint.endswith("_pkey"):
             found = {"day": day_at(row.appended_ms), "key": row.key}
@@ -155,7 +154,7 @@ def _bare(settlement: Settlement, error: BaseException) -> Settlement:
         settled_ms=row.settled_ms,
     )
     tries = [
-        dataclasses.replace(attempt, waste=attempt.waste or Waste.RETRY, charge_usd=ZERO_USD, tariff_id=None)
+        msgspec.structs.replace(attempt, waste=attempt.waste or Waste.RETRY, charge_usd=ZERO_USD, tariff_id=None)
         for attempt in settlement.attempts
     ]
     return Settlement(bare, tries)
@@ -254,7 +253,7 @@ def _lose(connection: sa.Connection, losers: Sequence[_Entry], won_here: set[str
 
 def _not_kept(row: ResultRow, generation: int) -> ResultRow:
     """Another answered this key and retention took its result: ours goes out in its place, uncharged."""
-    return dataclasses.replace(row, generation=generation, charge_usd=ZERO_USD)
+    return msgspec.structs.replace(row, generation=generation, charge_usd=ZERO_USD)
 
 
 def _copy(connection: sa.Connection, statement: bytes, rows: Sequence[tuple[Any, ...]]) -> None:

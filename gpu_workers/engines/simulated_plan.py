@@ -28,7 +28,6 @@ Fault words in the prompt (obeyed when ``engine.simulated_faults`` is on):
 from __future__ import annotations
 
 import bisect
-import dataclasses
 import itertools
 import json
 import math
@@ -36,6 +35,8 @@ import random
 import re
 import zlib
 from typing import Any
+
+import msgspec
 
 from contract.errors import InvalidRequest
 from contract.messages import Request
@@ -61,8 +62,7 @@ _OFFSETS = list(itertools.accumulate(map(len, _BOOK), initial=0))
 _BOOK_TEXT = "".join(_BOOK)
 
 
-@dataclasses.dataclass(slots=True)
-class Choice:
+class Choice(msgspec.Struct):
     """One choice as it will be when nobody interferes."""
 
     tag: int
@@ -72,8 +72,7 @@ class Choice:
     """Set when it is not simply the book's text: cut by a stop string, JSON, or a fault."""
 
 
-@dataclasses.dataclass(slots=True)
-class Plan:
+class Plan(msgspec.Struct):
     """All there is to know about the answer to one request. The payload of ``Prepared``."""
 
     prompt_tokens: int
@@ -102,7 +101,7 @@ class Plan:
             one if tokens == one.tokens else Choice(one.tag, tokens, "abort")
             for one, tokens in zip(self.choices, produced, strict=True)
         ]
-        return dataclasses.replace(self, choices=rest).answer()
+        return msgspec.structs.replace(self, choices=rest).answer()
 
     def _usage(self, output_tokens: int) -> Usage:
         cached = min(self.faults.get("cached", 0), self.prompt_tokens) if self.faults else 0

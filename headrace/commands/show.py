@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime as dt
 import sys
 from typing import Any
 
 import click
+import msgspec
 import orjson
 
 from contract.money import plain
@@ -46,7 +46,7 @@ def command(id: str, source: str | None, as_json: bool) -> None:
 
 
 def _fields(row: ResultRow) -> dict[str, Any]:
-    fields = dataclasses.asdict(row)
+    fields = msgspec.structs.asdict(row)
     for name in _MOMENTS:
         fields[name.replace("_ms", "_at")] = dt.datetime.fromtimestamp(fields.pop(name) / 1000, dt.UTC)
     fields["output"] = None if row.output is None else orjson.loads(row.output)

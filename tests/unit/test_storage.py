@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime as dt
+import inspect
 from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
+import msgspec
 import psycopg
 import pytest
 import sqlalchemy as sa
@@ -38,9 +39,9 @@ def distinct(cls: type[Any], **given: Any) -> Any:
         "Decimal": lambda n: Decimal(n),
     }
     values = {}
-    for number, field in enumerate(dataclasses.fields(cls), 100):
-        make = kinds.get(str(field.type).split(" ")[0])
-        values[field.name] = make(number) if make else f"text {number}"
+    for number, (name, type_) in enumerate(inspect.get_annotations(cls).items(), 100):
+        make = kinds.get(str(type_).split(" ")[0])
+        values[name] = make(number) if make else f"text {number}"
     return cls(**values | given)
 
 
@@ -97,7 +98,9 @@ def test_waste_is_free_and_keeps_its_own_reason() -> None:
     charge, waste = ATTEMPT_COLUMNS.index("charge_usd"), ATTEMPT_COLUMNS.index("waste")
     lost = attempt_values(ATTEMPT, ROW, ROW.key, 1, waste=Waste.DUPLICATE)
     assert (lost[waste], lost[charge]) == ("duplicate", 0)
-    retried = attempt_values(dataclasses.replace(ATTEMPT, waste=Waste.RETRY), ROW, ROW.key, 1, waste=Waste.DUPLICATE)
+    retried = attempt_values(
+        msgspec.structs.replace(ATTEMPT, waste=Waste.RETRY), ROW, ROW.key, 1, waste=Waste.DUPLICATE
+    )
     assert (retried[waste], retried[charge]) == ("retry", 0)
     line = keyless_attempt(ATTEMPT, "pool", Waste.CRASH)
     assert (line["waste"], line["charge_usd"], line["key"], line["allocated_ns"]) == (

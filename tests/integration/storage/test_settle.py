@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime as dt
 import time
 from decimal import Decimal
 
+import msgspec
 import pytest
 import sqlalchemy as sa
 
@@ -328,10 +328,10 @@ def test_a_partition_dropped_behind_our_back_is_made_again(store: Store) -> None
 def test_settle_does_not_change_rows_it_did_not_commit(store: Store) -> None:
     worker = Worker(store)
     lost = worker.outcome("a", offset=2)
-    before = dataclasses.asdict(lost.result)
+    before = msgspec.structs.asdict(lost.result)
     store.settle([Worker(store, "first").outcome("a", offset=1)])
     store.settle([lost])
-    assert dataclasses.asdict(lost.result) == before
+    assert msgspec.structs.asdict(lost.result) == before
 
 
 def test_look_up_notes_claims_and_tells_what_is_settled_in_one_round_trip(store: Store) -> None:
