@@ -100,8 +100,6 @@ class Intake:
         self._committed: dict[Lease, int] = {}
         self._completions: collections.deque[tuple[Lease, int]] = collections.deque()
         self._epoch = 0
-        self._in_flight = 0
-        self._in_flight_bytes = 0
         self._full = False
         self._holds: frozenset[str] = frozenset()
         self._holds_lock = threading.Lock()
@@ -202,13 +200,16 @@ class Intake:
                     self._dropped[lease] += 1
                 continue
             tracker = self._trackers.get(lease)
-            if tracker is None:
-                continue
-            before = tracker.in_flight_bytes
-            in_flight = tracker.in_flight
-            tracker.done(offset)
-            self._in_flight_bytes -= before - tracker.in_flight_bytes
-            self._in_flight -= in_flight - tracker.in_flight
+            if tracker is not None:
+                tracker.done(offset)
+
+    @property
+    def _in_flight(self) -> int:
+        return sum(tracker.in_flight for tracker in self._trackers.values())
+
+    @property
+    def _in_flight_bytes(self) -> int:
+        return sum(tracker.in_flight_bytes for tracker in self._trackers.values())
 
     def _unsettled(self, leases: Any) -> int:
         return sum(self._trackers[lease].in_flight - self._dropped[lease] for lease in leases)
@@ -258,11 +259,11 @@ class Intake:
 
     def _note_fullness(self) -> bool:
         """Whether a mark holds the pull back: reached the high one, and not yet under the low one again."""
-        high_requests, high_bytes = self._class.max_in_flight_requests, self._class.max_in_flight_bytes
-        if self._in_flight >= high_requests or self._in_flight_bytes >= high_bytes:
-            self._full = True
-        elif self._in_flight <= high_requests * _LOW_MARK and self._in_flight_bytes <= high_bytes * _LOW_MARK:
-            self._full = False
+        fill = max(
+            self._in_flight / self._class.max_in_flight_requests,
+            self._in_flight_bytes / self._class.max_in_flight_bytes,
+        )
+        self._full = fill > _LOW_MARK if self._full else fill >= 1
         return self._full
 
     def _apply_pauses(self) -> None:
@@ -309,7 +310,7 @@ class Intake:
             return  # taken away during the call: its new owner reads it
         offset = message.offset()
         tracker = self._trackers[lease]
-        expected = tracker.position
+        expected = tracker.next_offset
         if lease.epoch > epoch and offset != expected:
             # Assigned anew during this very call: the record may stem from the assignment before, and
             # taking it would skip what lies between.
@@ -323,8 +324,6 @@ class Intake:
         size_bytes = (len(value) if value else 0) + (len(raw_key) if raw_key else 0)
         if not tracker.take(offset, size_bytes):
             return
-        self._in_flight += 1
-        self._in_flight_bytes += size_bytes
         kind, appended_ms = message.timestamp()
         if kind == ck.TIMESTAMP_NOT_AVAILABLE or appended_ms < 0:
             appended_ms = int(time.time() * 1000)
@@ -430,9 +429,7 @@ class Intake:
 
     def _forget(self, leases: list[Lease]) -> None:
         for lease in leases:
-            tracker = self._trackers.pop(lease)
-            self._in_flight -= tracker.in_flight
-            self._in_flight_bytes -= tracker.in_flight_bytes
-            del self._leases[lease.topic, lease.partition], self._starts[lease], self._dropped[lease]
+            del self._leases[lease.topic, lease.partition], self._trackers[lease]
+            del self._starts[lease], self._dropped[lease]
             self._committed.pop(lease, None)
             self._paused.discard((lease.topic, lease.partition))

@@ -47,6 +47,11 @@ class OffsetTracker:
         return self._order[0] if self._order else self._position
 
     @property
+    def next_offset(self) -> int | None:
+        """What is to be taken next if nothing is missing: the offset after the last taken, else the start."""
+        return self._position
+
+    @property
     def in_flight(self) -> int:
         """Records taken and not done."""
         return len(self._sizes)

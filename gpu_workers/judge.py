@@ -65,7 +65,7 @@ class Judge:
         row.output_tokens, row.usage_contradictory = usage.output_tokens, usage.contradictory
         row.charge_usd = charge
         row.queue_ms = max(0.0, flight.started_ms - item.appended_ms)
-        row.inference_ms = (now_ns - flight.entered_ns) / 1e6
+        row.inference_ms = round((now_ns - flight.entered_ns) / 1e6, 3)
         self._timeouts.note(
             prompt_tokens=usage.computed_tokens, output_tokens=usage.output_tokens, seconds=row.inference_ms / 1e3
         )

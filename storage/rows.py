@@ -117,9 +117,9 @@ class ResultRow(msgspec.Struct, kw_only=True):
             usage=UsageBody(
                 prompt_tokens=self.prompt_tokens, cached_tokens=self.cached_tokens, output_tokens=self.output_tokens
             ),
-            latency_ms=round(self.latency_ms, 3),
-            queue_ms=round(self.queue_ms, 3),
-            inference_ms=round(self.inference_ms, 3),
+            latency_ms=self.latency_ms,
+            queue_ms=self.queue_ms,
+            inference_ms=self.inference_ms,
             cost_usd=plain(self.charge_usd),
             degrade_level=self.degrade_level,
             error=None

@@ -22,6 +22,16 @@ def test_nothing_taken_gives_the_start_back() -> None:
     assert OffsetTracker(None).position is None
 
 
+def test_next_offset_follows_the_last_taken_whatever_is_unfinished() -> None:
+    tracker = OffsetTracker(10)
+    assert tracker.next_offset == 10
+    for offset in (10, 11, 15):
+        assert tracker.take(offset, 1)
+    assert tracker.next_offset == 16
+    tracker.done(11)
+    assert (tracker.position, tracker.next_offset) == (10, 16)
+
+
 def test_record_seen_again_is_not_taken_twice() -> None:
     tracker = OffsetTracker(0)
     assert tracker.take(5, 1)
