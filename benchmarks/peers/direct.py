@@ -1,4 +1,4 @@
-"""Straight into vLLM's AsyncLLM, in one asyncio program: capacity first, then a share of it with given arrivals."""
+"""Straight into vLLM's AsyncLLM, in one asyncio program: a few at a time, then as given at a share of capacity."""
 
 from __future__ import annotations
 
@@ -37,23 +37,37 @@ class Asker:
 
 
 async def run(given: dict[str, Any]) -> dict[str, Any]:
-    """The rate, and each request's latency."""
+    """The rate, and each request's latency, of both ways of asking."""
     llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**given["arguments"]))
     asker = Asker(llm)
-    await asyncio.gather(*map(asker.ask, read(given["warm_up"])))
+    await few_at_a_time(asker, read(given["warm_up"]), given["at_once"])
+    few_ms = await few_at_a_time(asker, read(given["few"]), given["at_once"])
     probe = read(given["probe"])
     started_s = time.monotonic()
     await asyncio.gather(*map(asker.ask, probe))
     per_s = given["share"] * len(probe) / (time.monotonic() - started_s)
     tasks = []
     due_s = time.monotonic()
-    for request, gap_s in zip(read(given["requests"]), given["gaps_s"], strict=True):
+    for request, gap_s in zip(read(given["open"]), given["gaps_s"], strict=True):
         due_s += gap_s / per_s
         await asyncio.sleep(max(0.0, due_s - time.monotonic()))
         tasks.append(asyncio.create_task(asker.ask(request)))
     latencies_ms = await asyncio.gather(*tasks)
     await asyncio.to_thread(llm.shutdown)
-    return {"per_s": per_s, "latencies_ms": latencies_ms}
+    return {"per_s": per_s, "open_ms": latencies_ms, "few_ms": few_ms}
+
+
+async def few_at_a_time(asker: Asker, requests: list[dict[str, Any]], at_once: int) -> list[float]:
+    """Each request's latency when ``at_once`` callers ask one after the other."""
+    left = iter(requests)
+    latencies_ms: dict[str, float] = {}
+
+    async def caller() -> None:
+        for request in left:
+            latencies_ms[request["id"]] = await asker.ask(request)
+
+    await asyncio.gather(*(caller() for _ in range(at_once)))
+    return list(latencies_ms.values())
 
 
 def read(file: str) -> list[dict[str, Any]]:
