@@ -100,7 +100,8 @@ def break_core(
 ) -> float:
     """Sends ``way`` to vLLM's core ``after_s`` after ``batch`` reached it; seconds until all of it was settled."""
     settled, deaths = world.settled(), metric(worker, "headrace_engine_deaths_total")
-    (core, *others) = [event for event in worker.log_events() if event["event"] == "engine.up"][-1]["pids"]
+    lives = _lives(worker)
+    (core, *others) = lives[-1]["pids"]
     world.publish(batch)
     wait_for(lambda: metric(worker, 'headrace_engine_requests{class="online"}') > 0, 60, "the engine has work")
     hold_for(after_s)
@@ -110,7 +111,13 @@ def break_core(
     took_s = time.monotonic() - started
     wait_for(lambda: metric(worker, "headrace_engine_deaths_total") == deaths + 1, 30, "one death")
     wait_for(lambda: not any(map(alive, [core, *others])), 30, "nothing of the old core is left")
+    wait_for(lambda: len(_lives(worker)) > len(lives), _LOAD_S, "the next core is up")
     return took_s
+
+
+def _lives(worker: WorkerProcess) -> list[dict[str, Any]]:
+    """What the worker said of each core that came up."""
+    return [event for event in worker.log_events() if event["event"] == "engine.up"]
 
 
 def vllm_worker_killed(site: Site, rng: random.Random, rounds: int) -> Row:
@@ -142,6 +149,6 @@ def _real_vllm() -> dict[str, Any]:
 
 
 def _long_ones(prefix: str) -> list[dict[str, Any]]:
-    """As many as the engine holds, each of more than a hundred steps."""
-    fields = {"source": "test", "max_tokens": 150, "ignore_eos": True, "deadline_ms": 600_000}
+    """As many as the engine holds, each of hundreds of steps: a core takes seconds."""
+    fields = {"source": "test", "max_tokens": 500, "ignore_eos": True, "deadline_ms": 600_000}
     return [{"id": f"{prefix}-{number}", "prompt": f"count on {number}", **fields} for number in range(_SLOTS)]
