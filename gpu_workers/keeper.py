@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from contract import logs
 from contract.errors import EngineDied, FatalError, InvalidRequest
@@ -146,15 +147,27 @@ class EngineKeeper:
             await self._restart()
 
     async def _watch_life(self) -> None:
-        while not self._death.is_set():
-            try:
-                await asyncio.wait_for(self._death.wait(), self._settings.probe_interval_s)
-            except TimeoutError:
-                try:
-                    await self._engine.probe(self._settings.probe_timeout_s)
-                except EngineDied as error:
-                    self.died(error)
-            self._metrics.set("headrace_engine_kv_usage", self._engine.stats().kv_usage)
+        death: asyncio.Task[Any] = asyncio.create_task(self._death.wait())
+        try:
+            while not death.done():
+                await asyncio.wait([death], timeout=self._settings.probe_interval_s)
+                if not death.done():
+                    await self._probe(death)
+                self._metrics.set("headrace_engine_kv_usage", self._engine.stats().kv_usage)
+        finally:
+            death.cancel()
+
+    async def _probe(self, death: asyncio.Task[Any]) -> None:
+        """One round trip. A death meanwhile ends the wait: the answer of a dead core would only time out."""
+        probe: asyncio.Task[Any] = asyncio.create_task(self._engine.probe(self._settings.probe_timeout_s))
+        try:
+            await asyncio.wait([probe, death], return_when=asyncio.FIRST_COMPLETED)
+            if probe.done():
+                probe.result()
+        except EngineDied as error:
+            self.died(error)
+        finally:
+            probe.cancel()
 
     async def _restart(self) -> None:
         for attempt in range(10**9):
