@@ -4,9 +4,11 @@ A credit is a request slot and room in the KV cache. The engine's own limit equa
 queue stays empty and order is decided here. Rules, in this order:
 
 1. Slots and KV tokens never exceed the engine's.
-2. Slots *reserved* for a class are never lent to lower ones; all others are, and come back one by one as
-   lent work ends.
-3. A class below its *floor* goes first, however busy higher classes are, so that offline stays alive.
+2. As many slots as are *reserved* for a class stay free beside what it holds: lower classes may not take them.
+   All others are lent, and come back one by one as lent work ends. A reserve that counted what the class holds
+   already would be used up by its usual load, and a burst would wait for lent work to end.
+3. A class below its *floor* goes first and may take any free slot, however busy higher classes are, so that
+   offline stays alive.
 4. Else the class of lowest rank that has work goes first.
 5. The longest bucket holds at most its share of the slots while shorter requests of its class wait. While
    none waits it may hold more, so that no slot idles that a short request does not need; that comes back
@@ -58,7 +60,7 @@ class Credits:
         self._used = 0
         reserved_above = 0
         self._limits: dict[str, int] = {}
-        """Most slots a class and all lower ones may hold together: total less what is reserved above."""
+        """A class may enter while fewer slots than this are held: all of them less what is reserved above it."""
         for name in self._order:
             self._limits[name] = slots - reserved_above
             reserved_above += classes[name].reserved_slots
@@ -95,13 +97,9 @@ class Credits:
 
     def has_slot(self, class_name: str) -> bool:
         """Whether a (short, small) request of this class could enter now."""
-        below, reached = 0, False
-        for name in reversed(self._order):
-            below += self._held[name]
-            reached = reached or name == class_name
-            if reached and below >= self._limits[name]:
-                return False
-        return True
+        if self._held[class_name] < self._classes[class_name].floor_slots:
+            return self._used < self._slots
+        return self._used < self._limits[class_name]
 
     def admits(self, need: Need, *, shorter_wait: bool) -> bool:
         """Whether this request may enter now. One larger than the whole KV room may enter alone.

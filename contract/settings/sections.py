@@ -68,7 +68,7 @@ class PriorityClass(_Section, frozen=True):
     default_deadline_ms: Annotated[
         int, _doc("For requests without one, from append time; 0 = none.", ge=0, le=2_592_000_000)
     ] = 0
-    reserved_slots: Annotated[int, _doc("Engine slots never lent to lower classes.", ge=0, le=65_536)] = 0
+    reserved_slots: Annotated[int, _doc("Engine slots kept free for it beside those it holds.", ge=0, le=65_536)] = 0
     floor_slots: Annotated[int, _doc("Slots it may always use, however busy higher classes are.", ge=0, le=65_536)] = 0
     max_in_flight_requests: Annotated[
         int, _doc("Taken from Kafka and not settled, per length bucket: high mark.", ge=1, le=10_000_000)

@@ -41,6 +41,25 @@ def test_offline_never_takes_the_slots_reserved_for_online() -> None:
     assert fill(one, "online") == 8
 
 
+def test_as_many_slots_as_are_reserved_stay_free_beside_what_online_holds() -> None:
+    one = credits()
+    for _ in range(6):
+        one.take(Need("online", False, 1))
+    assert fill(one, "offline") == 50
+    assert fill(one, "online") == 8, "a burst beside the usual load waits for nobody"
+
+
+def test_class_below_its_floor_may_take_the_reserve() -> None:
+    one = credits()
+    for _ in range(63):
+        one.take(Need("online", False, 1))
+    assert fill(one, "offline") == 1
+    one.give_back(Need("online", False, 1))
+    assert fill(one, "offline") == 1
+    one.give_back(Need("online", False, 1))
+    assert fill(one, "offline") == 0, "its floor is reached"
+
+
 def test_online_borrows_all_slots_when_alone() -> None:
     assert fill(credits(), "online") == 64
 
